@@ -1,0 +1,18 @@
+"""The one error that users meet, and the hint that goes with a misspelt name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedCalError(ValueError):
+    """Bad input or a bad state of files: one line that says what is wrong, where, and what to do."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> FedCalError:
+    """The error for a name that is not in `known`, with the nearest one as a hint."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
+    return FedCalError(f"unknown {kind} {name!r}: {hint}")
