@@ -1,0 +1,128 @@
+"""Minimise the negative log-likelihood of a scaler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcal.calibrate.scalers import T_MAX, T_MIN, Params
+
+BLOCK = 1 << 16  # logits handled at once: what fits a core's cache
+
+
+@dataclass(frozen=True)
+class TemperatureFit:
+    """A fitted temperature, and whether to trust it."""
+
+    temperature: float
+    converged: bool
+    at_bound: bool  # no optimum inside [T_MIN, T_MAX]: one class, separable data or too few samples
+    steps: int
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> TemperatureFit:
+    """argmin_T NLL(θ / T): Newton on b = 1/T, in which the NLL is convex, inside a shrinking bracket (float64).
+
+    On large sets a spaced subset is fitted first: the full data then needs two or three passes.
+    """
+    if not len(labels):
+        return TemperatureFit(1.0, converged=False, at_bound=True, steps=0)
+    start = 1.0
+    if len(labels) > 8192:
+        sparse = slice(None, None, len(labels) // 2048)
+        start = 1 / fit_temperature(logits[sparse], labels[sparse]).temperature
+    sums = temperature_sums(logits, labels)
+    low, high, untried, b = 1 / T_MAX, 1 / T_MIN, {1 / T_MAX, 1 / T_MIN}, start
+    for step in range(1, 101):
+        gradient, curvature = sums(b)
+        untried.discard(b)
+        low, high = (low, b) if gradient > 0 else (b, high)
+        if low == high or gradient == curvature == 0:  # still falling at the end of the interval, or flat throughout
+            return TemperatureFit(1 / b, converged=False, at_bound=True, steps=step)
+        wanted = b - gradient / curvature if curvature > 0 else -math.copysign(math.inf, gradient)
+        if not low < wanted < high or (step > 8 and step % 2):  # Newton overshoots, or creeps where data are separable
+            end = low if gradient > 0 else high
+            wanted = end if end in untried else math.sqrt(low * high)
+        elif abs(wanted - b) <= 1e-7 * b:  # Newton doubles the digits a step: this one has them all
+            return TemperatureFit(1 / wanted, converged=True, at_bound=False, steps=step)
+        b = wanted
+    return TemperatureFit(1 / b, converged=True, at_bound=False, steps=step)  # halved down to rounding
+
+
+def temperature_sums(logits: Tensor, labels: Tensor) -> Callable[[float], tuple[float, float]]:
+    """b ↦ the first two derivatives of Σ NLL(b θ), summed over samples: Σ (E_p θ − θ_y) and Σ Var_p θ."""
+    top = logits.amax(dim=1, keepdim=True)
+    target = float((logits.gather(1, labels[:, None]) - top).double().sum())
+    # Classes first: reductions over a handful of classes then run along contiguous samples.
+    rows = max(1, BLOCK // logits.shape[1])
+    blocks = [(z.double() - t).T.contiguous() for z, t in zip(logits.split(rows), top.split(rows), strict=True)]
+
+    def sums(b: float) -> tuple[float, float]:
+        gradient, curvature = -target, 0.0
+        for z in blocks:
+            p = torch.mul(z, b).exp_()
+            total = p.sum(0)
+            p.mul_(z)
+            mean = p.sum(0).div_(total)
+            second = p.mul_(z).sum(0).div_(total)
+            gradient += float(mean.sum())
+            curvature += float(second.sum() - mean.dot(mean))
+        return gradient, curvature
+
+    return sums
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a scaler net is trained: full-batch Adam, stopped early on a split of the client's own samples.
+
+    The K-64-64-K net overfits a few hundred held-out points within a few hundred steps: a quarter of them tells
+    when to stop, and decay pulls the weights towards zero, where the order-preserving net is a plain temperature.
+    """
+
+    lr: float = 1e-3
+    steps: int = 50
+    weight_decay: float = 1e-2
+    patience: int = 10
+    stop_share: float = 0.25
+    min_samples: int = 8  # fewer cannot be split: the scaler stays as it started
+
+
+def train_scaler(
+    params: Params,
+    apply: Callable[[Params, Tensor], Tensor],
+    logits: Tensor,
+    labels: Tensor,
+    how: Training,
+    rng: torch.Generator,
+) -> tuple[Params, int]:
+    """TrainScaler (Algorithm 1, line 19): the params of the lowest NLL on the stopping split, and the steps to it."""
+    if len(labels) < how.min_samples:
+        return params, 0
+    order = torch.randperm(len(labels), generator=rng)
+    kept = max(1, round(how.stop_share * len(labels)))
+    (x, y), (x_stop, y_stop) = (
+        (logits[part].float(), labels[part]) for part in (order[kept:], order[:kept])
+    )
+    current = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+    matrices = [v for v in current.values() if v.ndim > 1]
+    vectors = [v for v in current.values() if v.ndim <= 1]
+    optimiser = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": how.weight_decay}, {"params": vectors, "weight_decay": 0.0}], lr=how.lr
+    )
+    best, best_loss, best_step = params, math.inf, 0
+    for step in range(how.steps + 1):
+        with torch.no_grad():
+            loss = float(torch.nn.functional.cross_entropy(apply(current, x_stop), y_stop))
+        if loss < best_loss:
+            best, best_loss, best_step = {k: v.detach().clone() for k, v in current.items()}, loss, step
+        if step == how.steps or step - best_step >= how.patience or not math.isfinite(loss):
+            break
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(apply(current, x), y).backward()
+        optimiser.step()
+    return best, best_step

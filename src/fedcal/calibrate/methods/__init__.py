@@ -1,0 +1,41 @@
+"""The methods, one small file each, by the names users give."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from fedcal.calibrate.methods.avg_t import AvgT
+from fedcal.calibrate.methods.ens import Ens
+from fedcal.calibrate.methods.fedcal import FedCal
+from fedcal.calibrate.methods.lr_ts import LRTS
+from fedcal.calibrate.methods.method import Method, Update
+from fedcal.calibrate.methods.uncal import Uncal
+from fedcal.calibrate.methods.val_ts import ValTS
+from fedcal.errors import FedCalError, unknown
+
+METHODS: dict[str, Method] = {
+    "uncal": Uncal(),
+    "val-ts": ValTS(),
+    "ens": Ens(),
+    "avg-t": AvgT(),
+    "lr-ts": LRTS(),
+    "fedcal": FedCal(),
+    "fedcal-no-wm": FedCal(start="own"),
+    "fedcal-small": FedCal(hidden=8),
+    "fedcal-no-op": FedCal(net="plain"),
+}
+
+
+def get_method(name: str, **options: Any) -> Method:
+    """The method of this name, with options of its own (its fields) set anew."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    known = [field.name for field in fields(METHODS[name])]
+    for option in options:
+        if option not in known:
+            raise FedCalError(f"{name}: {unknown('option', option, known)}")
+    return replace(METHODS[name], **options)
+
+
+__all__ = ["METHODS", "Method", "Update", "get_method"]

@@ -1,0 +1,61 @@
+"""FedCal (Algorithm 1): every client trains an order-preserving net on its logits; the server averages the nets.
+
+The fields are the choices that the paper leaves open; docs/paper.md says what each default rests on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedcal.calibrate import scalers
+from fedcal.calibrate.fit import Training, train_scaler
+from fedcal.calibrate.matching import match, permute, permuted_share
+from fedcal.calibrate.methods.method import Method, Update, mean
+from fedcal.calibrate.scalers import Params
+
+
+@dataclass(frozen=True)
+class FedCal(Method):
+    summary = "average of order-preserving nets, aligned by weight matching"
+    leaves = "a K-64-64-K net's weights"
+
+    schedule: Literal["interleaved", "post-hoc"] = "interleaved"
+    rounds: int = 0
+    logits_of: Literal["local", "received"] = "received"
+    hidden: int = 64
+    net: Literal["raw", "sorted", "plain"] = "sorted"  # order-preserving on raw or sorted logits; not preserving it
+    start: Literal["matched", "own", "global"] = "matched"  # where training starts: its own net, aligned or not, or π̄
+    shared_init: bool = True  # the first net is the server's; else every client draws its own
+    weights: Literal["equal", "samples"] = "equal"
+    training: Training = Training()
+
+    def init(self, n_classes: int, rng: torch.Generator) -> Params:
+        return scalers.init_mlp(n_classes, self.hidden, rng)
+
+    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+        start, notes = self._start(params, own, rng)
+        trained, steps = train_scaler(start, self.apply, logits, labels, self.training, rng)  # line 19
+        return Update(trained, len(labels), trained, {**notes, "steps": float(steps)})
+
+    def server(self, params: Params, updates: list[Update]) -> Params:
+        return mean(updates, weighted=self.weights == "samples")  # line 8
+
+    def apply(self, params: Params, logits: Tensor) -> Tensor:
+        if self.net == "plain":
+            return scalers.plain_mlp(params, logits)
+        return scalers.order_preserving(params, logits, sorted_input=self.net == "sorted")
+
+    def _start(self, params: Params, own: Params, rng: torch.Generator) -> tuple[Params, dict[str, float]]:
+        """Lines 12–13: π_c ← M(π_c) with M ← WeightMatching(π̄, π_c)."""
+        if not own:
+            own = params if self.shared_init else scalers.init_mlp(params["w1"].shape[1], self.hidden, rng)
+        if self.start == "global":
+            return params, {}
+        if self.start == "own":
+            return own, {}
+        perms = match(own, to=params)
+        return permute(own, perms), {"permuted_share": permuted_share(perms)}

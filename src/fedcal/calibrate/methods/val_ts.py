@@ -1,0 +1,33 @@
+"""Val. TS: one temperature fitted on everybody's calibration data, pooled. The paper's upper bound, not a federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcal.calibrate import scalers
+from fedcal.calibrate.fit import fit_temperature
+from fedcal.calibrate.methods.method import Method, Update
+from fedcal.calibrate.scalers import Params
+
+
+@dataclass(frozen=True)
+class ValTS(Method):
+    summary = "temperature on the pooled calibration data (upper bound)"
+    leaves = "every calibration logit and label"
+    needs_pooled_data = True
+
+    def init(self, n_classes: int, rng: torch.Generator) -> Params:
+        return {"temperature": torch.ones((), dtype=torch.float64)}
+
+    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+        return Update({"logits": logits, "labels": labels}, n=len(labels))
+
+    def server(self, params: Params, updates: list[Update]) -> Params:
+        fit = fit_temperature(*(torch.cat([u.content[name] for u in updates]) for name in ("logits", "labels")))
+        return {"temperature": torch.tensor(fit.temperature, dtype=torch.float64)}
+
+    def apply(self, params: Params, logits: Tensor) -> Tensor:
+        return scalers.temperature(params, logits)

@@ -1,0 +1,91 @@
+"""Scalers: pure functions of (params, logits) that give calibrated logits (log-probabilities up to a shift).
+
+`params` is a flat dict of tensors: the same thing in memory, in a safetensors file and on the wire. Everything here
+works in the wider type of the two arguments, so training may run in float32 while serving, in float64, loses no rank.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+
+T_MIN, T_MAX = 0.05, 20.0  # no real model needs a temperature beyond these: a fit that ends there had no optimum
+IDENTITY = math.log(math.e - 1)  # softplus of this is 1
+
+
+def temperature(params: Params, logits: Tensor) -> Tensor:
+    """θ / T."""
+    return logits / params["temperature"]
+
+
+def linear_temperature(params: Params, logits: Tensor) -> Tensor:
+    """θ / T(θ) with T(θ) = Wθ + b: one temperature a sample, so order is kept."""
+    t = logits @ params["weight"].to(logits.dtype) + params["bias"]
+    return logits / t.clamp(T_MIN, T_MAX)[:, None]
+
+
+def ensemble(params: Params, logits: Tensor) -> Tensor:
+    """log of the mean of the clients' scaled probabilities, (1/C) Σ_c σ(θ / T_c)."""
+    logs = torch.stack([torch.log_softmax(logits / t, dim=1) for t in params["temperatures"]])
+    return keep_order(logs.logsumexp(dim=0) - math.log(len(logs)), logits)
+
+
+def init_mlp(n_classes: int, hidden: int, rng: torch.Generator) -> Params:
+    """A K-H-H-K net whose last layer is small with bias ln(e − 1): as an order-preserving scaler, the identity."""
+    sizes = [n_classes, hidden, hidden, n_classes]
+    params: Params = {}
+    for layer, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:], strict=False), start=1):
+        bound = 1e-3 if layer == 3 else 1 / math.sqrt(fan_in)
+        params[f"w{layer}"] = (torch.rand(fan_out, fan_in, generator=rng) * 2 - 1) * bound
+        params[f"b{layer}"] = (torch.rand(fan_out, generator=rng) * 2 - 1) * bound
+    params["b3"] = torch.full((n_classes,), IDENTITY)
+    return params
+
+
+def mlp(params: Params, x: Tensor) -> Tensor:
+    """The net itself: ReLU between its layers, none at the end."""
+    depth = len(params) // 2
+    for layer in range(1, depth + 1):
+        x = torch.nn.functional.linear(x, params[f"w{layer}"].to(x.dtype), params[f"b{layer}"].to(x.dtype))
+        x = torch.relu(x) if layer < depth else x
+    return x
+
+
+def order_preserving(params: Params, logits: Tensor, sorted_input: bool = False) -> Tensor:
+    """S⁻¹ U w (Appendix B): the gaps between sorted logits, each stretched by a positive factor from the net.
+
+    The sum runs down from the top class (fixed at 0) where the appendix's runs up from the last one: a shift that
+    softmax ignores, and the top classes, the ones that matter, keep full floating-point resolution.
+    """
+    y, order = logits.sort(dim=1, descending=True, stable=True)
+    stretch = torch.nn.functional.softplus(mlp(params, y if sorted_input else logits))[:, :-1]
+    w = stretch * (y[:, :-1] - y[:, 1:])
+    ranked = torch.nn.functional.pad(-w.cumsum(dim=1), (1, 0))
+    out = torch.empty_like(ranked).scatter(1, order, ranked)
+    return out if out.requires_grad else keep_order(out, logits)
+
+
+def plain_mlp(params: Params, logits: Tensor) -> Tensor:
+    """The ablation without order preservation: θ plus an arbitrary correction (the identity at the start)."""
+    return logits + mlp(params, logits) - IDENTITY
+
+
+def keep_order(out: Tensor, logits: Tensor) -> Tensor:
+    """Put back, by the least floating-point steps, any order of `logits` that rounding lost in `out`."""
+    y, order = logits.sort(dim=1, descending=True, stable=True)
+    ranked = out.gather(1, order)
+    tied = y[:, 1:] == y[:, :-1]
+    fine = torch.where(tied, ranked[:, 1:] == ranked[:, :-1], ranked[:, 1:] < ranked[:, :-1])
+    if bool(fine.all()):
+        return out
+    below = torch.full_like(ranked[:, 0], -math.inf)
+    columns = [ranked[:, 0]]
+    for k in range(1, ranked.shape[1]):
+        above = columns[-1]
+        lower = torch.minimum(ranked[:, k], torch.nextafter(above, below))
+        columns.append(torch.where(tied[:, k - 1], above, lower))
+    return torch.empty_like(out).scatter(1, order, torch.stack(columns, dim=1))

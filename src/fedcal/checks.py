@@ -1,0 +1,80 @@
+"""What users hand over, checked once at the door: shapes, types, ranges. Nothing is guessed from values.
+
+Every function returns tensors, and raises `FedCalError` with one line that names the offending value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcal.errors import FedCalError
+
+ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
+
+
+def as_tensor(values: Any, what: str) -> Tensor:
+    """An array-like as a tensor (no copy where none is needed)."""
+    try:
+        array = values.detach() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: {reason}") from None
+    if array.is_complex() or array.dtype == torch.bool:
+        raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")
+    return array
+
+
+def check_matrix(values: Any, what: str) -> Tensor:
+    """(N, K) real numbers, K ≥ 2, floating point."""
+    matrix = as_tensor(values, what)
+    if matrix.ndim != 2 or matrix.shape[1] < 2:
+        raise FedCalError(f"{what} must have shape (samples, classes ≥ 2), not {tuple(matrix.shape)}")
+    return matrix if matrix.is_floating_point() else matrix.double()
+
+
+def check_logits(values: Any, what: str = "logits") -> Tensor:
+    """(N, K) finite numbers."""
+    logits = check_matrix(values, what)
+    bad = (~torch.isfinite(logits)).any(dim=1)
+    if bad.any():
+        row = int(bad.nonzero()[0])
+        raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity ({int(bad.sum())} such rows)")
+    return logits
+
+
+def check_probs(values: Any, what: str = "probs") -> Tensor:
+    """(N, K) probabilities: within [0, 1], each row adding up to 1."""
+    probs = check_matrix(values, what)
+    if not len(probs):
+        return probs
+    sums = probs @ torch.ones(probs.shape[1], dtype=probs.dtype)  # a NaN or an infinity shows in its row's sum
+    low, high = (float(x) for x in torch.aminmax(probs))
+    off = (sums - 1).abs_() > ROW_SUM_TOLERANCE
+    if not np.isfinite(float(sums.sum())):
+        row = int((~torch.isfinite(sums)).nonzero()[0])
+        raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity")
+    if low < 0 or high > 1 + 1e-6 or off.any():
+        fault = f"row {int(off.nonzero()[0])} sums to {float(sums[off][0]):.4g}" if off.any() else f"range {low:.4g} to {high:.4g}"
+        raise FedCalError(f"{what} are not probabilities ({fault}): if they are logits, pass softmax(logits)")
+    return probs
+
+
+def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "labels") -> Tensor:
+    """(N,) integers in 0 … K−1, as many as there are rows."""
+    labels = as_tensor(values, what)
+    if labels.ndim != 1:
+        raise FedCalError(f"{what} must have shape (samples,), not {tuple(labels.shape)}; one-hot labels need argmax first")
+    if labels.is_floating_point():
+        if len(labels) and not torch.equal(labels, labels.round()):
+            raise FedCalError(f"{what} must be integers, not {labels.dtype} with fractions or NaN")
+        labels = labels.long()
+    if len(labels) != n_samples:
+        raise FedCalError(f"{len(labels)} {what} for {n_samples} rows: they must be as many")
+    if len(labels) and not (0 <= int(labels.min()) and int(labels.max()) < n_classes):
+        worst = int(labels.max()) if int(labels.max()) >= n_classes else int(labels.min())
+        raise FedCalError(f"{what} must lie in 0..{n_classes - 1}: found {worst}")
+    return labels.long()

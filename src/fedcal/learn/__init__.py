@@ -1,0 +1,1 @@
+"""How a federated model is trained."""

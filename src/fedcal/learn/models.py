@@ -1,0 +1,96 @@
+"""The paper's models: plain functions that return modules. Weights come from the generator given, never a global one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fedcal.errors import FedCalError, unknown
+
+Shape = tuple[int, ...]
+
+
+def logistic(shape: Shape, n_classes: int) -> nn.Module:
+    """Multinomial logistic regression: convex, so FedAvg's drift can be seen apart from everything else."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), n_classes))
+
+
+def mlp(shape: Shape, n_classes: int) -> nn.Module:
+    """Two hidden layers of 128."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, n_classes)
+    )
+
+
+def cnn(shape: Shape, n_classes: int) -> nn.Module:
+    """FedAvg's convolutional net (McMahan et al. 2017): two 5×5 convolutions with pooling, and a layer of 512."""
+    channels, height, width = _image(shape, "cnn", least=4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # pooled first: ReLU on a quarter, same result
+        nn.Conv2d(32, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), 512), nn.ReLU(), nn.Linear(512, n_classes),
+    )  # fmt: skip
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions and a shortcut; where the size changes, the shortcut subsamples and pads with zero channels."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.BatchNorm2d(outside)
+        self.conv2, self.bn2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False), nn.BatchNorm2d(outside)
+        self.stride, self.padding = stride, outside - inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        if self.padding:
+            x = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.padding))
+        return torch.relu(out + x)
+
+
+def _resnet(n: int) -> Callable[[Shape, int], nn.Module]:
+    def build(shape: Shape, n_classes: int) -> nn.Module:
+        channels, _, _ = _image(shape, f"resnet{6 * n + 2}", least=8)
+        widths = [16] * (n + 1) + [32] * n + [64] * n
+        blocks = [Block(a, b, 1 if a == b else 2) for a, b in zip(widths, widths[1:], strict=False)]
+        stem = [nn.Conv2d(channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+        return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, n_classes))
+
+    build.__doc__ = f"He et al.'s CIFAR ResNet of depth 6n + 2 = {6 * n + 2}: three stages of n blocks, 16, 32 and 64 wide."
+    return build
+
+
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet14": _resnet(2),
+    "resnet32": _resnet(5),
+}
+
+
+def build(name: str, shape: Shape, n_classes: int, rng: torch.Generator) -> nn.Module:
+    """The model of this name for inputs of this shape, its weights drawn from `rng` (PyTorch's usual laws)."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    with torch.device("meta"):  # no storage, and nothing drawn from the global generator
+        model = MODELS[name](shape, n_classes)
+    model.to_empty(device="cpu")
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5), generator=rng)
+            if module.bias is not None:
+                bound = 1 / math.sqrt(module.weight[0].numel())
+                nn.init.uniform_(module.bias, -bound, bound, generator=rng)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.reset_parameters()  # ones, zeros and counters: draws nothing
+    return model
+
+
+def _image(shape: Shape, name: str, least: int) -> Shape:
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise FedCalError(f"model {name} needs images of at least {least}×{least}, not inputs of shape {shape}: try mlp or logistic")
+    return shape

@@ -1,0 +1,255 @@
+"""The figures. Each `plot_*` draws what its `prepare_*` gives on a Figure of its own: no pyplot, no global state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from fedcal.report.prepare import ClientErrors, Curve, MethodErrors, Series, Skew
+from fedcal.report.results import BASELINE, POOLED
+
+# One colour per meaning. The page swaps them for CSS variables, hence dark mode: see svg.py.
+INK, MUTED, GRID, PAPER = "#1d2229", "#737c88", "#dfe3e8", "#ffffff"
+ACCENT, GAP, NOISE = "#2f6fde", "#e0763a", "#b9c0c9"
+ON_ACCENT = "#fefefe"  # text on a solid accent: the same in light and dark
+
+STYLE = {
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "legend.handlelength": 1.4,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "hatch.linewidth": 0.6,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "savefig.facecolor": PAPER,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedcal",
+}
+styled = mpl.rc_context(STYLE)
+
+
+@styled
+def plot_reliability(
+    curves: Sequence[Curve], before: Curve | None = None, legend: bool = True
+) -> tuple[Figure, np.ndarray]:
+    """Accuracy against confidence, one panel a curve, with `before` behind each; below, how many samples."""
+    fig = Figure(figsize=(2.9 * len(curves), 3.5), layout="constrained")
+    axes = fig.subplots(2, len(curves), squeeze=False, sharex=True, sharey="row", height_ratios=(4, 1))
+    for (top, bottom), curve in zip(axes.T, curves, strict=True):
+        _reliability_panel(top, curve, before)
+        full = curve.count > 0
+        left, width = curve.edges[:-1][full], np.diff(curve.edges)[full]
+        bottom.bar(left, curve.count[full], width, align="edge", color=MUTED, alpha=0.55)
+        # Most samples sit in the last bin: on a linear scale the others would vanish.
+        bottom.set(yscale="log", ylim=(0.7, None), xlabel="Confidence")
+        bottom.yaxis.set_minor_locator(NullLocator())
+        bottom.yaxis.set_major_formatter("{x:g}")
+        bottom.grid(axis="x", visible=False)
+    axes[0, 0].set_ylabel("Accuracy")
+    axes[1, 0].set_ylabel("Samples")
+    if legend:
+        handles = [
+            Line2D([], [], color=ACCENT, marker="o", label="accuracy in a bin (hollow: inside the noise)"),
+            Patch(color=GAP, alpha=0.3, linewidth=0, label="gap to the stated confidence"),
+            Patch(color=NOISE, alpha=0.5, linewidth=0, label="95 % band of a perfectly calibrated model"),
+        ]
+        if before is not None:
+            handles.append(Line2D([], [], color=MUTED, linewidth=1, label=f"before: {before.method}"))
+        fig.legend(handles=handles, loc="outside lower center", ncols=1 if len(curves) == 1 else 2)
+    return fig, axes
+
+
+def _reliability_panel(ax: Axes, curve: Curve, before: Curve | None) -> None:
+    full = curve.count > 0
+    left, width = curve.edges[:-1][full], np.diff(curve.edges)[full]
+    x, y, low, high = (v[full] for v in (curve.confidence, curve.accuracy, curve.low, curve.high))
+    ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
+    ax.bar(left, high - low, width, low, align="edge", color=NOISE, alpha=0.5)
+    ax.bar(left, y - x, width, x, align="edge", color=GAP, alpha=0.3)
+    if before is not None and before.method != curve.method:
+        seen = before.count > 0
+        ax.plot(before.confidence[seen], before.accuracy[seen], color=MUTED, linewidth=1)
+    ax.plot(x, y, color=ACCENT)
+    face = [PAPER if inside else ACCENT for inside in curve.in_band[full]]
+    ax.scatter(x, y, 16, face, edgecolors=ACCENT, zorder=3, clip_on=False)
+    for ticks in (ax.set_xticks, ax.set_yticks):
+        ticks((0, 0.25, 0.5, 0.75, 1), ("0", "", "0.5", "", "1"))
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+    ax.set_title(curve.method, fontweight="bold")
+    if np.isfinite(curve.ece):
+        ax.set_title(f"ECE {100 * curve.ece:.1f} %", loc="right", color=MUTED)
+
+
+@styled
+def plot_ece(data: MethodErrors) -> tuple[Figure, Axes]:
+    """Global ECE per method, with its 95 % interval and the noise floor."""
+    fig, ax = _method_rows(data.methods)
+    at = np.arange(len(data.methods))
+    ece, low, high, floor = (100 * values for values in (data.ece, data.low, data.high, data.floor))
+    for y, method in enumerate(data.methods):
+        colour = MUTED if method == BASELINE else ACCENT
+        reference = method == POOLED
+        face = {"facecolor": PAPER, "hatch": "/////"} if reference else {"facecolor": colour}
+        ax.barh(y, ece[y], 0.56, edgecolor=colour, linewidth=0.8, alpha=0.8, **face)
+    reach = np.abs(np.stack([ece - low, high - ece]))
+    ax.errorbar(ece, at, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
+    _floor_marks(ax, floor)
+    for y, (value, end) in enumerate(zip(ece, np.fmax(ece, high), strict=True)):
+        if np.isfinite(value):
+            ax.annotate(f"{value:.1f}", (end, y), (5, 0), textcoords="offset points", va="center")
+    ax.set_xlim(0, 1.12 * _largest(high, ece, floor))
+    ax.set_xlabel("Global ECE, %")
+    handles = [Line2D([], [], color=INK, linewidth=1, label="95 % interval"), _floor_handle()]
+    if POOLED in data.methods:
+        label = "sees pooled calibration data"
+        handles.append(Patch(facecolor=PAPER, edgecolor=ACCENT, hatch="/////", label=label))
+    fig.legend(handles=handles, loc="outside lower left", ncols=3, columnspacing=1.2)
+    return fig, ax
+
+
+@styled
+def plot_clients(data: ClientErrors) -> tuple[Figure, Axes]:
+    """A dot a client in each method's row; filled where the ECE is above that client's own noise floor."""
+    fig, ax = _method_rows(data.methods)
+    jitter = (np.arange(len(data.clients)) * 0.618) % 1 - 0.5  # golden ratio: neighbours end up far apart
+    ece, floor = 100 * data.ece, 100 * data.floor
+    reach = _largest(ece, floor)
+    for y in range(len(data.methods)):
+        noisy = ~(ece[y] > floor[y])
+        for chosen, face in ((~noisy, ACCENT), (noisy, "none")):
+            spots = ece[y, chosen], y + 0.5 * jitter[chosen]
+            ax.plot(*spots, "o", color=ACCENT, markerfacecolor=face, markersize=3.5, alpha=0.6, linewidth=0)
+        worst = data.worst(y)
+        if worst is not None:
+            mean = np.nanmean(ece[y])
+            ax.plot([mean, mean], [y - 0.36, y + 0.36], color=INK, linewidth=1.6)
+            name = data.clients[worst]
+            text = f"client {name}" if name.isdigit() else name
+            spot = (ece[y, worst], y + 0.5 * jitter[worst])
+            ax.annotate(
+                text, spot, (5, 0), textcoords="offset points", va="center", fontsize=7.5, color=MUTED
+            )
+    counted = ~np.isnan(floor)
+    means = np.where(counted, floor, 0).sum(axis=1) / np.maximum(counted.sum(axis=1), 1)
+    _floor_marks(ax, means)
+    ax.set_xlim(0, 1.25 * reach)
+    ax.set_xlabel("ECE at a client, %")
+    handles = [
+        Line2D([], [], color=ACCENT, marker="o", linewidth=0, label="client (hollow: in its noise)"),
+        Line2D([], [], color=INK, linewidth=1.6, label="mean"),
+        _floor_handle("mean floor"),
+    ]
+    fig.legend(handles=handles, loc="outside lower left", ncols=3, columnspacing=1.2)
+    return fig, ax
+
+
+@styled
+def plot_skew(data: Skew) -> tuple[Figure, np.ndarray]:
+    """Share of each class in a client's samples, counts written in where they fit, totals beside it."""
+    n_clients, n_classes = data.counts.shape
+    fig = Figure(figsize=(5.2, float(np.clip(0.19 * n_clients + 0.9, 1.9, 5.4))), layout="constrained")
+    axes = fig.subplots(1, 2, sharey=True, width_ratios=(5, 1))
+    grid, totals = axes
+    # Alpha, not a fade to white: an empty cell shows the page's own background, light or dark.
+    fade = LinearSegmentedColormap.from_list("fade", [(ACCENT, 0.0), (ACCENT, 1.0)])
+    top = max(float(data.share.max()), 1e-9)
+    grid.imshow(data.share, cmap=fade, vmin=0, vmax=top, aspect="auto", interpolation="none")
+    if n_clients <= 30 and n_classes <= 12:
+        for c, k in np.ndindex(data.counts.shape):
+            if data.counts[c, k]:
+                colour = ON_ACCENT if data.share[c, k] > 0.5 * top else INK
+                text = f"{data.counts[c, k]}"
+                grid.text(k, c, text, ha="center", va="center_baseline", fontsize=7, color=colour)
+    grid.set_xticks(*_sparse(data.classes, 12))
+    grid.set_yticks(*_sparse(data.clients, 30))
+    grid.set(xlabel="Class", ylabel="Client")
+    grid.grid(False)
+    totals.barh(np.arange(n_clients), data.counts.sum(axis=1), 0.7, color=MUTED, alpha=0.55)
+    totals.set_xlabel("Samples")
+    totals.grid(axis="y", visible=False)
+    totals.xaxis.set_major_locator(MaxNLocator(2, integer=True))
+    totals.tick_params(labelleft=False)
+    return fig, axes
+
+
+@styled
+def plot_training(series: Series) -> tuple[Figure, Axes]:
+    """One quantity by round."""
+    fig = Figure(figsize=(2.9, 2.1), layout="constrained")
+    ax = fig.subplots()
+    marker = "o" if len(series.rounds) == 1 else None
+    ax.plot(series.rounds, series.values, color=ACCENT, marker=marker)
+    ax.set_title(series.title, fontweight="bold")
+    ax.set_xlabel("Round")
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    ax.yaxis.set_major_locator(MaxNLocator(5))
+    return fig, ax
+
+
+@styled
+def save(fig: Figure, path: str | Path) -> Path:
+    """PNG, SVG or PDF by the path's ending; the same figure gives the same bytes."""
+    path = Path(path)
+    date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
+    fig.savefig(path, dpi=200, metadata=date)
+    return path
+
+
+def _method_rows(methods: Sequence[str]) -> tuple[Figure, Axes]:
+    """A horizontal row a method, the first on top."""
+    fig = Figure(figsize=(4.8, 0.3 * len(methods) + 0.95), layout="constrained")
+    ax = fig.subplots()
+    ax.set_yticks(np.arange(len(methods)), list(methods), color=INK)
+    ax.set_ylim(len(methods) - 0.45, -0.55)
+    ax.grid(axis="y", visible=False)
+    return fig, ax
+
+
+def _floor_marks(ax: Axes, floor: np.ndarray) -> None:
+    at = np.arange(len(floor))
+    ax.vlines(floor, at - 0.36, at + 0.36, color=GAP, linewidth=1.6)
+
+
+def _floor_handle(label: str = "noise floor") -> Line2D:
+    return Line2D([], [], color=GAP, linewidth=1.6, label=label)
+
+
+def _largest(*arrays: np.ndarray) -> float:
+    """The largest finite value; 1 when there is none, so that an empty chart still has an axis."""
+    finite = np.concatenate([a[np.isfinite(a)].ravel() for a in arrays])
+    return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+
+
+def _sparse(names: Sequence[str], most: int) -> tuple[np.ndarray, list[str]]:
+    """Tick positions and labels: every name, or every n-th when there are more than `most`."""
+    at = np.arange(0, len(names), -(-len(names) // most) if len(names) > most else 1)
+    return at, [names[i] for i in at]

@@ -1,0 +1,81 @@
+"""What a finished run left on disk, checked once here so that the rest of the report can trust it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcal.errors import FedCalError
+
+SCHEMA = 1
+BASELINE = "uncal"
+POOLED = "val-ts"  # the one method that looks at the clients' pooled calibration data
+
+Results = dict[str, Any]
+
+_METHOD_KEYS = ("global", "local", "own", "clients", "reliability", "cost")
+_ROUND_KEYS = ("round", "loss", "accuracy", "ece")
+
+
+@dataclass(frozen=True)
+class Run:
+    results: Results
+    rounds: list[dict[str, Any]]
+
+
+def load(run_dir: str | Path) -> Run:
+    """`results.json` and `rounds.jsonl` of a run folder; a FedCalError names the file that is no good."""
+    run_dir = Path(run_dir)
+    return Run(_load_results(run_dir / "results.json"), _load_rounds(run_dir / "rounds.jsonl"))
+
+
+def _load_results(path: Path) -> Results:
+    results = _parse(_read(path), str(path))
+    if not isinstance(results, dict) or "schema" not in results:
+        raise FedCalError(
+            f"{path}: no 'schema' in it, so not a FedCal result: point to a folder of `fedcal run`"
+        )
+    if results["schema"] != SCHEMA:
+        raise FedCalError(
+            f"{path}: schema {results['schema']}, this fedcal reads {SCHEMA}: "
+            "use the fedcal version that wrote it, or repeat the run"
+        )
+    for key in ("config", "data", "methods"):
+        if not isinstance(results.get(key), dict) or not results[key]:
+            raise FedCalError(f"{path}: {key!r} is missing or empty: repeat the run")
+    for name, method in results["methods"].items():
+        missing = [key for key in _METHOD_KEYS if key not in method]
+        if missing:
+            raise FedCalError(f"{path}: method {name!r} has no {', '.join(missing)}: repeat the run")
+    return results
+
+
+def _load_rounds(path: Path) -> list[dict[str, Any]]:
+    rounds = []
+    for number, line in enumerate(_read(path).splitlines(), start=1):
+        record = _parse(line, f"{path}, line {number}")
+        missing = [key for key in _ROUND_KEYS if key not in record]
+        if missing:
+            raise FedCalError(f"{path}, line {number}: no {', '.join(missing)}: repeat the run")
+        rounds.append(record)
+    return rounds
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FedCalError(f"{path}: no such file: has the run in {path.parent} finished?") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedCalError(f"{path}: cannot be read ({error}): check the file or repeat the run") from None
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FedCalError(
+            f"{where}: not valid JSON ({error.msg}), perhaps cut short: repeat the run"
+        ) from None

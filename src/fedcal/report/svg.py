@@ -1,0 +1,39 @@
+"""A figure as inline SVG: colours become CSS variables (dark mode), ids stay unique on a page."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from fedcal.report import figures
+
+THEME = {
+    figures.INK: "var(--ink)",
+    figures.MUTED: "var(--muted)",
+    figures.GRID: "var(--grid)",
+    figures.PAPER: "var(--paper)",
+    figures.ACCENT: "var(--accent)",
+    figures.GAP: "var(--gap)",
+    figures.NOISE: "var(--noise)",
+}
+
+
+def inline(fig: Figure, key: str, label: str) -> str:
+    """SVG markup for an HTML page; `key` salts the ids and must differ between the figures of one page."""
+    buffer = io.StringIO()
+    with mpl.rc_context(figures.STYLE | {"svg.hashsalt": key}):
+        fig.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*">', "<g>", text)  # counters such as axes_1, repeated in every figure
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # the page's own font
+    text = re.sub("|".join(THEME), lambda match: THEME[match[0]], text)
+    text = re.sub(r"\s*\n\s*", " ", text)
+    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)[0]
+    head = f'<svg role="img" aria-label="{html.escape(label)}" viewBox="0 0 {width} {height}" '
+    return re.sub(r"<svg[^>]*>", head + 'xmlns:xlink="http://www.w3.org/1999/xlink">', text, count=1)

@@ -1,0 +1,173 @@
+"""The key table, for the terminal, Markdown and LaTeX. Every cell is defined once, in `COLUMNS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from fedcal.report.results import POOLED, Results
+
+NOTE = (
+    f"Bold: lowest global ECE among the methods that need no pooled validation set. {POOLED} looks at the "
+    "pooled calibration data, so it is a reference and takes no part. "
+    "Brackets: 95 % interval. Floor: the ECE that a perfectly calibrated model would show on as many samples."
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    cell: Callable[[dict[str, Any], int], str]  # (one method's results, digits of a percentage) -> text
+    bold: bool = False  # whether the best method stands out in this column
+
+
+@dataclass(frozen=True)
+class Row:
+    method: str
+    cells: list[str]
+    best: bool
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{100 * value:.{digits}f}"
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def size(count: float | None) -> str:
+    """Bytes for people: 8 B, 19.0 kB, 1.2 MB."""
+    if count is None:
+        return "–"
+    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def digits(results: Results) -> int:
+    """Digits of a percentage: the second one is noise unless the test set is large."""
+    return 2 if max(m["global"].get("n") or 0 for m in results["methods"].values()) >= 5000 else 1
+
+
+def _ece(method: dict[str, Any], digits: int) -> str:
+    g = method["global"]
+    text = percent(g["ece"], digits)
+    if g.get("ece_low") is None or g.get("ece_high") is None:
+        return text
+    return f"{text} [{percent(g['ece_low'], digits)}, {percent(g['ece_high'], digits)}]"
+
+
+def _mean_worst(method: dict[str, Any], group: str, digits: int) -> str:
+    return f"{percent(method[group]['ece'], digits)} / {percent(method[group].get('worst_ece'), digits)}"
+
+
+COLUMNS = (
+    Column("Acc. %", lambda m, d: percent(m["global"]["accuracy"], d)),
+    Column("Top-3 %", lambda m, d: percent(m["global"].get("top3"), d)),
+    Column("Global ECE %", _ece, bold=True),
+    Column("Floor %", lambda m, d: percent(m["global"].get("ece_floor"), d)),
+    Column("Class ECE %", lambda m, d: percent(m["global"].get("classwise_ece"), d + 1)),
+    Column("NLL", lambda m, d: number(m["global"].get("nll"))),
+    Column("Brier", lambda m, d: number(m["global"].get("brier"))),
+    Column("Local ECE % mean / worst", lambda m, d: _mean_worst(m, "local", d)),
+    Column("Own ECE % mean / worst", lambda m, d: _mean_worst(m, "own", d)),
+    Column("Up a round", lambda m, d: size(m["cost"]["bytes_up"])),
+)
+
+
+def lowest(results: Results) -> str | None:
+    """The method with the lowest global ECE among those that need no pooled validation set."""
+    eces = {name: m["global"]["ece"] for name, m in results["methods"].items() if name != POOLED}
+    known = {name: ece for name, ece in eces.items() if ece is not None}
+    return min(known, key=known.__getitem__) if known else None
+
+
+def rows(results: Results) -> list[Row]:
+    """One row per method, in the order of `COLUMNS`."""
+    best, d = lowest(results), digits(results)
+    return [
+        Row(name, [column.cell(method, d) for column in COLUMNS], name == best)
+        for name, method in results["methods"].items()
+    ]
+
+
+def terminal(results: Results) -> Table:
+    """The table for rich; second values go on a line of their own, so that it fits 80 columns."""
+
+    def stacked(text: str) -> str:
+        return escape(text.replace(" [", "\n[").replace(" / ", "\n"))
+
+    table = Table(box=box.SIMPLE_HEAD, padding=0, caption=NOTE, caption_justify="left")
+    table.add_column("Method", no_wrap=True)
+    for column in COLUMNS:
+        table.add_column(column.title, justify="right")
+    for row in rows(results):
+        table.add_row(escape(row.method), *_marked(row, "[bold]{}[/bold]", stacked))
+    return table
+
+
+def markdown(results: Results) -> str:
+    def line(cells: list[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    head = [line(["Method", *(c.title for c in COLUMNS)]), line(["---", *("---:" for _ in COLUMNS)])]
+    body = [
+        line([_escape_markdown(row.method), *_marked(row, "**{}**", _escape_markdown)])
+        for row in rows(results)
+    ]
+    return "\n".join([*head, *body, "", NOTE, ""])
+
+
+def latex(results: Results) -> str:
+    """A booktabs table body with its note; needs `\\usepackage{booktabs}`."""
+
+    def line(cells: list[str]) -> str:
+        return f"{' & '.join(cells)} \\\\"
+
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{l{'r' * len(COLUMNS)}}}",
+            r"\toprule",
+            line(["Method", *(_escape_latex(c.title) for c in COLUMNS)]),
+            r"\midrule",
+            *(
+                line([_escape_latex(row.method), *_marked(row, r"\textbf{{{}}}", _escape_latex)])
+                for row in rows(results)
+            ),
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\par\smallskip{{\footnotesize {_escape_latex(NOTE)}}}",
+            "",
+        ]
+    )
+
+
+def _marked(row: Row, bold: str, escape: Callable[[str], str]) -> list[str]:
+    """The escaped cells; in the best row the column that decides is set with the template `bold`."""
+    return [
+        bold.format(escape(text)) if row.best and column.bold else escape(text)
+        for column, text in zip(COLUMNS, row.cells, strict=True)
+    ]
+
+
+def _escape_markdown(text: str) -> str:
+    return "".join("\\" + c if c in "\\`*_[]<>|" else c for c in text)
+
+
+_LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "–": "--",
+}
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in text)

@@ -1,0 +1,111 @@
+"""What the results say, in sentences that claim no more than the intervals allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedcal.report.results import BASELINE, POOLED, Results
+from fedcal.report.tables import digits, lowest, percent
+
+
+def main_method(results: Results) -> str | None:
+    """The method the page is about: fedcal, or else the one with the lowest global ECE."""
+    method = results["methods"].get("fedcal")
+    return "fedcal" if method and method["global"]["ece"] is not None else lowest(results)
+
+
+def verdict(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """`lowers` or `raises` only where the two 95 % intervals are apart; else `unclear`."""
+    ends = [score.get(key) for score in (before, after) for key in ("ece_low", "ece_high")]
+    if any(end is None for end in ends):
+        return "unclear"
+    before_low, before_high, after_low, after_high = ends
+    if after_high < before_low:
+        return "lowers"
+    return "raises" if after_low > before_high else "unclear"
+
+
+def headline(results: Results) -> list[str]:
+    """The first sentence is the result; the others put it in proportion."""
+    name = main_method(results)
+    if name is None:
+        return ["No method has a global ECE: the test set is empty or no confidence was defined."]
+    sentences = [_change(results, name), _floor(results, name), _rivals(results, name)]
+    return [s for s in [*sentences, _worse(results), _clients(results, name)] if s]
+
+
+def _scores(results: Results, method: str) -> dict[str, Any] | None:
+    entry = results["methods"].get(method)
+    return entry["global"] if entry and entry["global"]["ece"] is not None else None
+
+
+def _change(results: Results, name: str) -> str:
+    d = digits(results)
+    before, after = _scores(results, BASELINE), results["methods"][name]["global"]
+    value = f"{percent(after['ece'], d)} %"
+    if before is None:
+        return f"{name} has a global ECE of {value}."
+    if name == BASELINE:
+        return f"No method lowers the global ECE: without calibration it is {value}, the lowest measured."
+    span = f"from {percent(before['ece'], d)} % to {value}"
+    match verdict(before, after):
+        case "lowers":
+            return f"{name} lowers the global ECE {span}."
+        case "raises":
+            return f"{name} raises the global ECE {span}: worse than no calibration."
+    return f"{name} moves the global ECE {span}: too small a change for this test set to confirm."
+
+
+def _floor(results: Results, name: str) -> str:
+    score, d = results["methods"][name]["global"], digits(results)
+    floor = score.get("ece_floor")
+    if floor is None:
+        return ""
+    text = f"{percent(floor, d)} % on these {score['n']} test samples"
+    if score["ece"] <= floor:
+        return f"That is no more than a perfectly calibrated model would show: {text}."
+    return f"A perfectly calibrated model would show {text}."
+
+
+def _rivals(results: Results, name: str) -> str:
+    d, best = digits(results), lowest(results)
+    parts = []
+    if best is not None and best != name:
+        score = results["methods"][best]["global"]
+        apart = verdict(results["methods"][name]["global"], score) == "lowers"
+        tail = "" if apart else ", though the intervals overlap"
+        parts.append(f"{best} is lower still, {percent(score['ece'], d)} %{tail}")
+    pooled = _scores(results, POOLED)
+    if pooled is not None and name != POOLED:
+        parts.append(
+            f"{POOLED}, which looks at the pooled calibration data, has {percent(pooled['ece'], d)} %"
+        )
+    return _sentence("; ".join(parts))
+
+
+def _worse(results: Results) -> str:
+    before = _scores(results, BASELINE)
+    if before is None:
+        return ""
+    worse = [n for n, m in results["methods"].items() if verdict(before, m["global"]) == "raises"]
+    return f"Worse than no calibration: {', '.join(worse)}." if worse else ""
+
+
+def _clients(results: Results, name: str) -> str:
+    """Client means carry no interval, so this states them and leaves the verdict to the reader."""
+    d, method = digits(results), results["methods"][name]
+    local, own = method["local"], method["own"]
+    if local.get("ece") is None or own.get("ece") is None:
+        return ""
+    uncal = results["methods"].get(BASELINE, {}).get("local", {}).get("ece")
+    start = f"{percent(uncal, d)} % uncalibrated, " if uncal is not None and name != BASELINE else ""
+    return (
+        f"On the clients' own test sets the mean ECE is {start}{percent(local['ece'], d)} % with the global "
+        f"scaler and {percent(own['ece'], d)} % with each client's own; of that, "
+        f"{percent(own.get('ece_floor'), d)} % is the noise floor."
+    )
+
+
+def _sentence(text: str) -> str:
+    # A method's name keeps its spelling at the start of a sentence: it is what one types.
+    return f"{text}." if text else ""
