@@ -70,8 +70,8 @@ def load(
 ) -> Dataset:
     """Load a set by its name in DATASETS, from `data_dir`, else $FEDCAL_DATA, else the user's cache.
 
-    `seed` draws the test split of sets published without one, and the mixture of `synthetic`. `limit` keeps that
-    many training samples at random, and a fifth as many test samples: real data for a quick look.
+    `seed` draws the test split of sets published without one, and the mixture of `synthetic`. `limit` keeps
+    that many training samples at random, and a fifth as many test samples: real data for a quick look.
     """
     if name not in DATASETS:
         raise unknown("dataset", name, DATASETS)
@@ -133,26 +133,24 @@ def _synthetic(name: str, data_dir: str | Path | None, seed: int) -> Dataset:
 
 def _idx(name: str, data_dir: str | Path | None, seed: int) -> Dataset:
     """A set in MNIST's four files: images and labels of train, then of test."""
-    train_x, train_y, test_x, test_y = (files.read(name, file, data_dir) for file in SOURCES[name].files)
-    return _from_arrays(name, train_x[:, None], train_y, test_x[:, None], test_y)
+    arrays = [files.read(name, file, data_dir) for file in SOURCES[name].files]
+    train_x, test_x = (
+        torch.from_numpy(images[:, None].copy()) for images in arrays[::2]
+    )  # bytes are read-only
+    train_y, test_y = (torch.from_numpy(labels.astype(np.int64)) for labels in arrays[1::2])
+    return Dataset(name, DATASETS[name].classes, train_x, train_y, test_x, test_y)
 
 
 def _records(name: str, data_dir: str | Path | None, seed: int) -> Dataset:
     """32 × 32 colour images: the last byte before the 3072 pixels is the label (CIFAR-100: the fine one)."""
-    *parts, test = (files.read(name, file, data_dir) for file in SOURCES[name].files)
-    train = np.concatenate(parts)
-    return _from_arrays(name, _pixels(train), train[:, -3073], _pixels(test), test[:, -3073])
 
+    def tensors(parts: list[Bytes]) -> tuple[Tensor, Tensor]:
+        pixels = np.concatenate([records[:, -3072:] for records in parts])
+        labels = np.concatenate([records[:, -3073] for records in parts]).astype(np.int64)
+        return torch.from_numpy(pixels).view(-1, 3, 32, 32), torch.from_numpy(labels)
 
-def _pixels(records: Bytes) -> Bytes:
-    return records[:, -3072:].reshape(-1, 3, 32, 32)
-
-
-def _from_arrays(name: str, train_x: Bytes, train_y: Bytes, test_x: Bytes, test_y: Bytes) -> Dataset:
-    # copies, because the arrays are read-only views of the files' bytes
-    x, test = torch.from_numpy(train_x.copy()), torch.from_numpy(test_x.copy())
-    labels = [torch.from_numpy(y.astype(np.int64)) for y in (train_y, test_y)]
-    return Dataset(name, DATASETS[name].classes, x, labels[0], test, labels[1])
+    *train, test = (files.read(name, file, data_dir) for file in SOURCES[name].files)
+    return Dataset(name, DATASETS[name].classes, *tensors(train), *tensors([test]))
 
 
 # fmt: off

@@ -42,11 +42,10 @@ def by_shares(labels: Owners, shares: NDArray[np.float64], rng: np.random.Genera
     owners = np.empty(len(labels), np.int64)
     for k, share in enumerate(shares):
         members = rng.permutation(np.flatnonzero(labels == k))
-        # clients take their turn in random order: the rounding of small shares must not favour the same ones.
+        # clients take their turn in random order: the rounding of small shares must not favour the same ones
         turn = rng.permutation(len(share))
-        cuts = np.rint(np.cumsum(share[turn])[:-1] * len(members)).astype(int)
-        for client, part in zip(turn, np.split(members, cuts), strict=True):
-            owners[part] = client
+        cuts = np.rint(np.cumsum(share[turn])[:-1] * len(members))
+        owners[members] = turn[np.searchsorted(cuts, np.arange(len(members)), side="right")]
     return owners
 
 
@@ -54,7 +53,7 @@ def top_up(owners: Owners, n_clients: int, at_least: int, rng: np.random.Generat
     """Move random samples from the largest client to each one that has fewer than `at_least`.
 
     Redrawing until everyone has enough would change the law of the partition (and may never end); moving a
-    handful of samples touches only the starving clients' label law. `at_least` is lowered to what all can have.
+    handful of samples touches only the starving clients' labels. `at_least` is lowered to what all can have.
     """
     owners = owners.copy()
     at_least = min(at_least, len(owners) // n_clients)

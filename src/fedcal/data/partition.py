@@ -54,8 +54,8 @@ def make_clients(
     - `shards`: `classes_per_client` classes each.
     - `natural`: as the dataset says; `n_clients` and `min_samples` are not looked at.
 
-    Clients left with fewer than `min_samples` get samples from the largest one (see deal.top_up). `cal_fraction`
-    of a client's training samples, at least one where it has two, is set apart to calibrate on.
+    Clients left with fewer than `min_samples` get samples from the largest one (see deal.top_up).
+    `cal_fraction` of a client's samples, at least one where it has two, is set apart to calibrate on.
     """
     if not 0 < cal_fraction < 1:
         raise FedCalError(f"cal_fraction must lie between 0 and 1, got {cal_fraction}: try 0.1")
@@ -110,8 +110,8 @@ def skew(clients: list[Client], n_classes: int) -> Skew:
         return torch.stack([y.bincount(minlength=n_classes) for y in labels])
 
     train = counts([client.train_y for client in clients])
-    local = (train / train.sum(1, keepdim=True)).double().numpy()
-    pooled = (train.sum(0) / train.sum()).double().numpy()
+    local = train.numpy() / train.sum(1, keepdim=True).numpy()
+    pooled = train.sum(0).numpy() / train.sum().item()
     return Skew(
         names=tuple(client.name for client in clients),
         train=train,

@@ -7,6 +7,7 @@ aggregation in two rounds. Calibration and test samples never enter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -40,13 +41,13 @@ def standardise(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def _real(x: Tensor) -> Tensor:
-    """Pixels are exact in float32, and many; tables get float64."""
-    return x.float() if x.dtype == torch.uint8 else x.double()
+    """A copy to compute in: pixels are exact in float32, and many; tables get float64."""
+    return x.to(torch.float32 if x.dtype == torch.uint8 else torch.float64, copy=True)
 
 
 def _centred(x: Tensor, mean: Tensor) -> Tensor:
     z = _real(x)
-    return z - _wide(mean, z)
+    return z.sub_(_wide(mean, z))
 
 
 def _wide(values: Tensor, x: Tensor) -> Tensor:
@@ -55,13 +56,13 @@ def _wide(values: Tensor, x: Tensor) -> Tensor:
 
 
 def _zero_nan(x: Tensor) -> Tensor:
-    return x.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    return x.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def _present(x: Tensor) -> Tensor:
     """How many values of each feature or channel are not missing."""
-    n = torch.full((x.shape[1],), x.shape[0] * x[0, 0].numel(), dtype=torch.float64)
-    return n - x.isnan().sum(0) if x.is_floating_point() and x.ndim == 2 else n
+    n = torch.full((x.shape[1],), len(x) * math.prod(x.shape[2:]), dtype=torch.float64)
+    return n - _sum(x.isnan()) if x.is_floating_point() else n
 
 
 def _sum(x: Tensor) -> Tensor:

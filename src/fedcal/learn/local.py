@@ -65,15 +65,10 @@ def average(states: list[State], by: list[float]) -> State:
 def predict(model: nn.Module, x: Tensor, batch_size: int = 2048) -> Tensor:
     """The model's logits, on the CPU in float64, where calibration and measuring happen."""
     model.eval()
-    if not len(x):
-        empty = model(x[:0]) if x.ndim == 2 else torch.empty(0, _width(model))
-        return empty.cpu().double()
+    if not len(x):  # pooling layers refuse an empty batch
+        width = [m for m in model.modules() if isinstance(m, nn.Linear)][-1].out_features
+        return torch.empty(0, width, dtype=torch.float64)
     return torch.cat([model(part) for part in x.split(batch_size)]).cpu().double()
-
-
-def _width(model: nn.Module) -> int:
-    """The number of classes: the last linear layer's outputs (pooling layers refuse empty batches)."""
-    return [m for m in model.modules() if isinstance(m, nn.Linear)][-1].out_features
 
 
 def copy_state(model: nn.Module) -> State:

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from fedcal.measure.metrics import classwise, rank_of_label, squared_error
-from fedcal.measure.reliability import Reliability, equal_width, top_label
+from fedcal.measure.reliability import Reliability, equal_width
 
 # Fine bins for equal-mass ECE: even in log-odds from 1e-3 to 1 − 1e-9, where confidences of good models crowd.
 FINE = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(np.log(1e-3), np.log(1e9), 1023))), [1.0]])
@@ -36,12 +36,11 @@ class Tally:
     classwise: tuple[Reliability, ...]
 
     @classmethod
-    def of(cls, log_probs: Tensor, labels: Tensor, n_bins: int = 15) -> Tally:
-        """From (N, K) log-probabilities in float64 (logs, so that ranks survive where probabilities underflow)."""
-        probs, rank = log_probs.exp(), rank_of_label(log_probs, labels)
-        # The logs keep the order that rounding may lose in exp: take the top class from them.
-        confidence, _ = top_label(probs, labels)
-        correct = (rank == 0).numpy()
+    def of(cls, logits: Tensor, labels: Tensor, n_bins: int = 15) -> Tally:
+        """From (N, K) calibrated logits in float64: ranks are read off them, for probabilities underflow."""
+        log_probs, rank = logits.log_softmax(dim=1), rank_of_label(logits, labels)
+        probs, correct = log_probs.exp(), (rank == 0).numpy()
+        confidence = probs.amax(dim=1).numpy() if len(labels) else np.empty(0)
         return cls(
             n=len(labels),
             correct=int(correct.sum()),

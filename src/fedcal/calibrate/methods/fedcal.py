@@ -21,7 +21,8 @@ from fedcal.calibrate.scalers import Params
 @dataclass(frozen=True)
 class FedCal(Method):
     summary = "average of order-preserving nets, aligned by weight matching"
-    leaves = "a K-64-64-K net's weights"
+    leaves = "the weights of a K-H-H-K net (H = 64)"
+    rounds_alone = 20
 
     schedule: Literal["interleaved", "post-hoc"] = "interleaved"
     rounds: int = 0

@@ -1,0 +1,126 @@
+"""Calibration rounds: a method's two halves carried out. Algorithm 1 and post-hoc calibration call the same function."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcal.calibrate.methods import Method, Update, get_method
+from fedcal.calibrate.methods.method import n_bytes
+from fedcal.calibrate.scalers import Params
+from fedcal.checks import check_labels, check_logits
+from fedcal.errors import FedCalError
+from fedcal.seeds import torch_rng
+
+Samples = tuple[Tensor, Tensor]  # logits (N, K) and labels (N,)
+
+
+@dataclass
+class Calibration:
+    """A method at work: the server's scaler, the clients' own ones, and what it has cost so far."""
+
+    method: Method
+    params: Params
+    own: dict[str, Params] = field(default_factory=dict)
+    latest: dict[str, Update] = field(default_factory=dict)  # what the server remembers if it averages latest words
+    rounds: int = 0
+    bytes_up: int = 0  # the largest update and broadcast so far, a client and round
+    bytes_down: int = 0
+    notes: Counter[str] = field(default_factory=Counter)  # summed over updates
+    updates: int = 0
+
+    def apply(self, logits: Any, client: str | int | None = None) -> Tensor:
+        """Calibrated logits in float64: by the global scaler, or by that client's own if it has one."""
+        chosen = self.own.get(str(client), {}) if client is not None else {}
+        return self.method.apply(chosen or self.params, check_logits(logits).double())
+
+    def predict_proba(self, logits: Any, client: str | int | None = None) -> Tensor:
+        """Calibrated probabilities."""
+        return self.apply(logits, client).softmax(dim=1)
+
+
+def begin(method: Method, n_classes: int, seed: int) -> Calibration:
+    """The server's start: the same first net for every method of a run, so that ablations differ in one thing."""
+    return Calibration(method, method.init(n_classes, torch_rng(seed, "scaler")))
+
+
+def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: int) -> None:
+    """One round: each client's half on its samples, then the server's. Clients without samples sit out."""
+    method, updates = state.method, {}
+    for name, (logits, labels) in samples.items():
+        if len(labels):
+            rng = torch_rng(seed, "scaler", state.rounds, name)
+            updates[name] = method.client(state.params, state.own.get(name, {}), logits, labels, rng)
+    state.rounds += 1
+    if not updates:
+        return
+    for name, update in updates.items():
+        state.own[name] = update.own
+        state.notes.update(update.notes)
+        state.bytes_up = max(state.bytes_up, n_bytes(update.content))
+    state.updates += len(updates)
+    state.bytes_down = max(state.bytes_down, n_bytes(state.params))
+    if method.average == "latest":
+        state.latest.update(updates)
+        updates = dict(sorted(state.latest.items()))
+    state.params = method.server(state.params, list(updates.values()))
+
+
+def calibrate(
+    clients: Mapping[str, tuple[Any, Any]] | Sequence[tuple[Any, Any]],
+    method: str = "fedcal",
+    *,
+    rounds: int | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Calibration:
+    """Calibrate a frozen model from each client's (logits, labels), as rounds between clients and a server would.
+
+    >>> calibrated = fedcal.calibrate([(logits_a, labels_a), (logits_b, labels_b)], method="avg-t")
+    >>> calibrated.predict_proba(new_logits)               # the global scaler
+    >>> calibrated.predict_proba(new_logits, client=0)     # the first client's own
+
+    Args:
+        clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them.
+        method: see `fedcal methods`.
+        rounds: rounds in which all clients take part; the method's own number if not given.
+        options: the method's options, e.g. `net="raw"` for fedcal.
+    """
+    chosen = get_method(method, **options)
+    named = clients if isinstance(clients, Mapping) else {str(i): pair for i, pair in enumerate(clients)}
+    samples = _check_clients(named)
+    n_classes = next(iter(samples.values()))[0].shape[1]
+    if rounds is not None and rounds < 0:
+        raise FedCalError(f"rounds must be at least 0, not {rounds}")
+    state = begin(chosen, n_classes, seed)
+    for _ in range((chosen.rounds or chosen.rounds_alone) if rounds is None else rounds):
+        calibration_round(state, samples, seed)
+    return state
+
+
+def _check_clients(clients: Mapping[Any, tuple[Any, Any]]) -> dict[str, Samples]:
+    """Each client's samples as tensors; all of them with the same number of classes."""
+    if not clients:
+        raise FedCalError("no clients: give (logits, labels) of at least one")
+    samples: dict[str, Samples] = {}
+    width = 0
+    for name, pair in clients.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise FedCalError(f"client {name}: expected a pair (logits, labels), not {type(pair).__name__}")
+        try:
+            logits = check_logits(pair[0])
+            labels = check_labels(pair[1], *logits.shape)
+        except FedCalError as error:
+            raise FedCalError(f"client {name}: {error}") from None
+        if width and logits.shape[1] != width:
+            raise FedCalError(f"client {name}: logits of {logits.shape[1]} classes where the others have {width}")
+        width = logits.shape[1]
+        samples[str(name)] = logits.double(), labels
+    if not sum(len(labels) for _, labels in samples.values()):
+        raise FedCalError("no samples: every client is empty")
+    return samples

@@ -1,0 +1,245 @@
+"""A run from config to folder: `fedcal.run(Config(...), out="RUN")`.
+
+    RUN/config.json           what was asked for, every default filled in
+    RUN/rounds.jsonl          a line a round: loss, accuracy, ECE, clients, seconds
+    RUN/results.json          every method's metrics (schema below), the label table, costs
+    RUN/model.safetensors     the final global model
+    RUN/scalers/NAME.safetensors   each method's global scaler and the clients' own ones
+    RUN/report.html           the same in pictures
+    RUN/checkpoint.safetensors     only while the run is unfinished
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcal import federation
+from fedcal.calibrate.methods import Update
+from fedcal.calibrate.rounds import Calibration
+from fedcal.config import MACHINE, SCHEMA, Config
+from fedcal.errors import FedCalError
+from fedcal.federation import Federation, Record
+from fedcal.measure.tally import Tally, over_clients, pooled
+from fedcal.store import nest, read_json, read_tensors, unnest, write_bytes, write_json, write_tensors
+
+Results = dict[str, Any]
+
+
+def run(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    on_round: Callable[[Record], None] = lambda record: None,
+    on_start: Callable[[Federation], None] = lambda state: None,
+) -> Results:
+    """Train a federation, calibrate it with every method of the config, measure, and write the run folder.
+
+    Without `out` nothing is written. `resume` goes on from the folder's last checkpoint (or starts, if there is
+    none); `overwrite` replaces an earlier run. Returns what results.json holds.
+    """
+    config = config.resolve()
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    folder = Path(out) if out is not None else None
+    if folder:
+        _open_folder(folder, config, resume, overwrite)
+        if resume and (folder / "results.json").exists() and not (folder / "checkpoint.safetensors").exists():
+            return read_json(folder / "results.json")
+    state = federation.assemble(config)
+    if folder:
+        write_json(folder / "config.json", config.to_dict())
+        _go_on(folder, state)
+    on_start(state)
+
+    def after_round(state: Federation, record: Record) -> None:
+        on_round(record)
+        if folder:
+            with (folder / "rounds.jsonl").open("a") as file:
+                file.write(json.dumps(record, sort_keys=True) + "\n")
+            if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
+                _save_checkpoint(folder, state)
+
+    federation.train(state, config.rounds, after_round)
+    federation.finish(state)
+    results = summarise(state, federation.evaluate(state))
+    if folder:
+        _save(folder, state, results)
+    return results
+
+
+def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]]) -> Results:
+    """results.json: `methods.NAME.{global,local,own}.METRIC` as fractions; undefined ones are null."""
+    config, names = state.config, [c.name for c in state.clients]
+    methods = {}
+    for name, found in tallies.items():
+        calibration, whole = state.calibrations[name], pooled(found["local"])
+        methods[name] = {
+            "summary": calibration.method.summary,
+            "global": {"n": whole.n, **whole.summary(interval=True)},
+            "local": over_clients(names, found["local"]),
+            "own": over_clients(names, found["own"]),
+            "clients": {kind: _by_client(found[kind]) for kind in ("local", "own")},
+            "reliability": _bins(whole),
+            "cost": {
+                "leaves": calibration.method.leaves,
+                "bytes_up": calibration.bytes_up,
+                "bytes_down": calibration.bytes_down,
+                "rounds": calibration.rounds,
+                "pooled_data": calibration.method.needs_pooled_data,
+                "additive": calibration.method.additive,
+            },
+            "notes": _notes(calibration),
+        }
+    table = state.skew
+    return _clean(
+        {
+            "schema": SCHEMA,
+            "fedcal": _version(),
+            "torch": torch.__version__.split("+")[0],
+            "device": config.device,
+            "config": {k: v for k, v in config.to_dict().items() if k not in (*MACHINE, "schema")},
+            "data": {
+                "name": config.data,
+                "classes": list(state.classes),
+                "clients": names,
+                **{f"{split}_counts": getattr(table, split).tolist() for split in ("train", "cal", "test")},
+                "G": table.G,
+                "kl": table.kl.tolist(),
+                "parameters": federation.n_parameters(state.model),
+            },
+            "methods": methods,
+        }
+    )
+
+
+def _by_client(tallies: list[Tally]) -> dict[str, list[float]]:
+    rows = [tally.summary() for tally in tallies]
+    return {"n": [t.n for t in tallies], **{k: [row[k] for row in rows] for k in ("accuracy", "ece", "ece_floor", "nll")}}
+
+
+def _bins(tally: Tally) -> dict[str, list[float]]:
+    bins = tally.reliability
+    (confidence, accuracy), (low, high) = bins.curve(), bins.band()
+    columns = {"edges": bins.edges, "count": bins.count, "confidence": confidence, "accuracy": accuracy}
+    return {k: v.tolist() for k, v in {**columns, "low": low, "high": high}.items()}
+
+
+def _notes(calibration: Calibration) -> dict[str, float]:
+    """Each remark's mean over all updates: the share of units that matching moved, of clients without a fit, …"""
+    return {name: total / calibration.updates for name, total in sorted(calibration.notes.items())}
+
+
+def _clean(value: Any) -> Any:
+    """JSON has no NaN: undefined is null."""
+    if isinstance(value, dict):
+        return {k: _clean(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_clean(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _version() -> str:
+    from fedcal import __version__
+
+    return __version__
+
+
+# --- the folder ----------------------------------------------------------------------------------------------------
+
+
+def _open_folder(folder: Path, config: Config, resume: bool, overwrite: bool) -> None:
+    """Refuse to mix runs; make sure early that the folder can be written."""
+    if folder.exists() and not folder.is_dir():
+        raise FedCalError(f"{folder} is a file: choose another folder")
+    if (folder / "config.json").exists():
+        if resume:
+            stored = Config.from_dict(read_json(folder / "config.json"), str(folder / "config.json"))
+            for name, value in asdict(stored).items():
+                if name not in MACHINE and value != (mine := getattr(config, name)):
+                    raise FedCalError(f"{folder} was run with {name}={value!r}, not {mine!r}: leave it out, or use another folder")
+            return
+        if not overwrite:
+            raise FedCalError(f"{folder} holds a run already: go on with --resume, replace it with --overwrite, or choose another")
+        for name in ("config.json", "results.json", "rounds.jsonl", "model.safetensors", "checkpoint.safetensors", "report.html"):
+            (folder / name).unlink(missing_ok=True)
+        for scaler in (folder / "scalers").glob("*.safetensors"):
+            scaler.unlink()
+    write_bytes(folder / "rounds.jsonl", b"")
+
+
+def _go_on(folder: Path, state: Federation) -> None:
+    """Take up the last checkpoint, if there is one, and the log as it stood then."""
+    path = folder / "checkpoint.safetensors"
+    if path.exists():
+        _load_checkpoint(path, state)
+    lines = (folder / "rounds.jsonl").read_text().splitlines() if (folder / "rounds.jsonl").exists() else []
+    write_bytes(folder / "rounds.jsonl", "".join(line + "\n" for line in lines[: state.round]).encode())
+
+
+def _save_checkpoint(folder: Path, state: Federation) -> None:
+    tensors = nest("model", {k: v.cpu() for k, v in state.model.state_dict().items()})
+    about: dict[str, Any] = {"schema": SCHEMA, "round": state.round, "config": state.config.to_dict(), "methods": {}}
+    for name, c in state.calibrations.items():
+        tensors |= _scaler_tensors(name, c)
+        for client, update in c.latest.items():
+            tensors |= nest(f"{name}/latest/{client}", update.content)
+        about["methods"][name] = {
+            "rounds": c.rounds, "bytes_up": c.bytes_up, "bytes_down": c.bytes_down, "updates": c.updates, "notes": c.notes,
+            "latest": {client: update.n for client, update in c.latest.items()}, "own": sorted(c.own),
+        }  # fmt: skip
+    write_tensors(folder / "checkpoint.safetensors", tensors, about)
+
+
+def _load_checkpoint(path: Path, state: Federation) -> None:
+    tensors, about = read_tensors(path)
+    mine, theirs = state.config.to_dict(), about.get("config", {})
+    if about.get("schema") != SCHEMA or any(theirs.get(k) != v for k, v in mine.items() if k not in MACHINE):
+        raise FedCalError(f"{path} belongs to another run: delete it, or use another folder")
+    try:
+        state.model.load_state_dict(unnest("model", tensors))
+        for name, c in state.calibrations.items():
+            kept = about["methods"][name]
+            c.params = unnest(f"{name}/global", tensors)
+            c.own = {client: unnest(f"{name}/own/{client}", tensors) for client in kept["own"]}
+            c.latest = {k: Update(unnest(f"{name}/latest/{k}", tensors), n) for k, n in kept["latest"].items()}
+            c.rounds, c.updates, c.notes = kept["rounds"], kept["updates"], Counter(kept["notes"])
+            c.bytes_up, c.bytes_down = kept["bytes_up"], kept["bytes_down"]
+        state.round = about["round"]
+    except (KeyError, RuntimeError, TypeError):
+        raise FedCalError(f"{path} does not fit this federation: delete it, or use another folder") from None
+
+
+def _scaler_tensors(name: str, c: Calibration) -> dict[str, torch.Tensor]:
+    tensors = nest(f"{name}/global", c.params)
+    for client, own in c.own.items():
+        tensors |= nest(f"{name}/own/{client}", own)
+    return tensors
+
+
+def _save(folder: Path, state: Federation, results: Results) -> None:
+    """Everything final; the checkpoint goes last, so that a run killed here is finished by --resume."""
+    config = state.config
+    about = {"schema": SCHEMA, "model": config.model, "classes": list(state.classes), "round": state.round}
+    write_tensors(folder / "model.safetensors", {k: v.cpu() for k, v in state.model.state_dict().items()}, about)
+    for name, c in state.calibrations.items():
+        kept = unnest(name, _scaler_tensors(name, c))
+        options = asdict(c.method)
+        write_tensors(
+            folder / "scalers" / f"{name}.safetensors", kept, {"schema": SCHEMA, "method": name, "options": options, "classes": list(state.classes)}
+        )
+    write_json(folder / "results.json", results)
+    from fedcal import report  # matplotlib is slow to import, and only needed here
+
+    report.write(folder)
+    (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+

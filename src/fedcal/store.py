@@ -1,0 +1,88 @@
+"""Files: JSON and safetensors, written whole or not at all. Nothing that is read here can run code."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedcal.errors import FedCalError
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Atomically: a reader, or a run killed meanwhile, sees the old file or the new one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise FedCalError(f"cannot write {path}: {error.strerror or error}; choose a folder you can write to") from None
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Sorted and indented, so that equal content is equal bytes."""
+    write_bytes(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or an error that names the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedCalError(f"{path} is missing: is {path.parent} a run folder?") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise FedCalError(f"{path} cannot be read as JSON ({str(error).splitlines()[0]}): run it anew") from None
+    if not isinstance(content, dict):
+        raise FedCalError(f"{path} should hold a JSON object, not {type(content).__name__}: run it anew")
+    return content
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Tensors with `about` as JSON in the header (one key: safetensors does not keep the order of several)."""
+    header = {"fedcal": json.dumps(about, sort_keys=True)}
+    write_bytes(path, save({name: value.contiguous() for name, value in tensors.items()}, metadata=header))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and the header's `about`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("fedcal", "null"))
+            if not isinstance(about, dict):
+                raise FedCalError(f"{path} was not written by fedcal: its header says nothing of it")
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 - not a dict
+    except FileNotFoundError:
+        raise FedCalError(f"{path} is missing") from None
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise FedCalError(f"{path} is damaged or no safetensors file ({str(error).splitlines()[0]})") from None
+
+
+def nest(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names put under `prefix/`."""
+    return {f"{prefix}/{name}": value for name, value in tensors.items()}
+
+
+def unnest(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What stands under `prefix/`, without it."""
+    return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(f"{prefix}/")}
