@@ -18,7 +18,7 @@ from torch import nn
 
 from fedcal.calibrate.rounds import Calibration, Samples, begin, calibration_round
 from fedcal.config import Config
-from fedcal.data import Client, Skew, load, make_clients, skew
+from fedcal.data import Client, Dataset, Skew, load, make_clients, skew
 from fedcal.errors import FedCalError
 from fedcal.learn.local import average, copy_state, predict, train_locally
 from fedcal.learn.models import build
@@ -41,10 +41,10 @@ class Federation:
     round: int = 0
 
 
-def assemble(config: Config) -> Federation:
-    """The federation before its first round."""
+def assemble(config: Config, dataset: Dataset | None = None) -> Federation:
+    """The federation before its first round; of the config's data set, or of one's own."""
     device = _device(config.device)
-    dataset = load(config.data, config.data_dir, config.seed, limit=config.limit)
+    dataset = dataset or load(config.data, config.data_dir, config.seed, limit=config.limit)
     if config.partition == "natural" and config.clients not in (None, len(dataset.client_names)):
         raise FedCalError(
             f"{config.data} has {len(dataset.client_names)} natural clients, not {config.clients}: leave clients out, "

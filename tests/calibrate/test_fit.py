@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.calibration import _TemperatureScaling
 
-from fedcal.calibrate.fit import Training, fit_temperature, temperature_sums, train_scaler
+from fedcal.calibrate.fit import Adam, Training, fit_temperature, temperature_sums, train_scaler
 from fedcal.calibrate.methods import get_method
 from fedcal.calibrate.scalers import T_MAX, T_MIN
 
@@ -106,3 +106,17 @@ def test_too_few_samples_leave_the_scaler_as_it_was():
     start = method.init(3, torch.Generator().manual_seed(0))
     trained, steps = train_scaler(start, method.apply, *sample(7, 3, 0), Training(), torch.Generator())
     assert trained is start and steps == 0
+
+
+def test_adam_is_pytorchs():
+    rng = torch.Generator().manual_seed(0)
+    start, target = torch.randn(20, generator=rng), torch.randn(20, generator=rng)
+    theirs, ours = start.clone().requires_grad_(), start.clone().requires_grad_()
+    optimiser = torch.optim.AdamW([theirs], lr=0.03, weight_decay=0.1)
+    adam = Adam(ours, 0.03, torch.full((20,), 0.03 * 0.1))
+    for _ in range(50):
+        optimiser.zero_grad()
+        (theirs - target).pow(4).sum().backward()
+        optimiser.step()
+        adam.step(torch.autograd.grad((ours - target).pow(4).sum(), ours)[0])
+    assert torch.allclose(ours, theirs, atol=1e-5)

@@ -6,14 +6,14 @@ import gzip
 import http.server
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pooch
 import pytest
 
 from fedcal.data import files
-from fedcal.data.sources import SOURCES
+from fedcal.data.sources import SOURCES, Source
 from fedcal.errors import FedCalError
 
 
@@ -98,12 +98,14 @@ def test_verify_finds_one_changed_pixel_and_names_the_file(mnist_dir):
     assert "md5" in bad[0].message and "\n" not in bad[0].message
 
 
-def test_verify_counts_the_labels_of_svhn(small, tmp_path):
+def test_verify_counts_the_labels_of_svhn(small, tmp_path, monkeypatch):
     (tmp_path / "svhn").mkdir()
     for file in SOURCES["svhn"].files:
         (tmp_path / "svhn" / file.name).write_bytes(small[file.name])
     assert [finding.ok for finding in files.verify("svhn", tmp_path)] == [True, True]
-    object.__setattr__(SOURCES["svhn"].files[0], "counts", (6,) + (0,) * 9)
+    train, test = SOURCES["svhn"].downloads
+    other = replace(train, files=(replace(train.files[0], counts=(6,) + (0,) * 9),))
+    monkeypatch.setitem(SOURCES, "svhn", Source("svhn", (other, test)))
     assert [finding.ok for finding in files.verify("svhn", tmp_path)] == [False, True]
 
 
@@ -118,7 +120,9 @@ def test_read_says_what_is_wrong_and_what_to_do(mnist_dir):
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(FedCalError, match="damaged: expected a whole gzip file") as error:
         files.read("mnist", file, mnist_dir)
-    assert str(path) in one_line(error) and f"fedcal data fetch mnist --data-dir {mnist_dir}" in one_line(error)
+    assert str(path) in one_line(error) and f"fedcal data fetch mnist --data-dir {mnist_dir}" in one_line(
+        error
+    )
     path.unlink()
     with pytest.raises(FedCalError, match=r"missing: expected 6 samples.*fedcal data fetch mnist") as error:
         files.read("mnist", file, mnist_dir)
@@ -206,9 +210,11 @@ def test_404_and_no_server_at_all_are_one_line(server, tmp_path):
     with pytest.raises(FedCalError, match="404") as error:
         files.fetch("mnist", tmp_path, server.url, progress=False)
     assert server.url in one_line(error)
-    with pytest.raises(FedCalError, match="cannot fetch http://127.0.0.1:9/") as error:
+    with pytest.raises(FedCalError, match=r"cannot fetch http://127\.0\.0\.1:9/") as error:
         files.fetch("mnist", tmp_path, "http://127.0.0.1:9", progress=False)
     assert "by hand" in one_line(error)
+    with pytest.raises(FedCalError, match="must start with http"):
+        files.fetch("mnist", tmp_path, "mirror.example", progress=False)
     assert on_disk(tmp_path) == []
 
 

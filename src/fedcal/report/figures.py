@@ -1,14 +1,17 @@
-"""The figures. Each `plot_*` draws what its `prepare_*` gives on a Figure of its own: no pyplot, no global state."""
+"""The figures. Each `plot_*` draws what its `prepare_*` gives on a Figure of its own; no pyplot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from cycler import cycler
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -22,7 +25,8 @@ INK, MUTED, GRID, PAPER = "#1d2229", "#737c88", "#dfe3e8", "#ffffff"
 ACCENT, GAP, NOISE = "#2f6fde", "#e0763a", "#b9c0c9"
 ON_ACCENT = "#fefefe"  # text on a solid accent: the same in light and dark
 
-STYLE = {
+STYLE: dict[Any, Any] = {
+    "axes.prop_cycle": cycler(color=[ACCENT]),
     "font.size": 8.5,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
@@ -66,10 +70,8 @@ def plot_reliability(
     axes = fig.subplots(2, len(curves), squeeze=False, sharex=True, sharey="row", height_ratios=(4, 1))
     for (top, bottom), curve in zip(axes.T, curves, strict=True):
         _reliability_panel(top, curve, before)
-        full = curve.count > 0
-        left, width = curve.edges[:-1][full], np.diff(curve.edges)[full]
-        bottom.bar(left, curve.count[full], width, align="edge", color=MUTED, alpha=0.55)
         # Most samples sit in the last bin: on a linear scale the others would vanish.
+        bottom.stairs(curve.count, curve.edges, baseline=0.5, fill=True, color=MUTED, alpha=0.55)
         bottom.set(yscale="log", ylim=(0.7, None), xlabel="Confidence")
         bottom.yaxis.set_minor_locator(NullLocator())
         bottom.yaxis.set_major_formatter("{x:g}")
@@ -77,7 +79,7 @@ def plot_reliability(
     axes[0, 0].set_ylabel("Accuracy")
     axes[1, 0].set_ylabel("Samples")
     if legend:
-        handles = [
+        handles: list[Artist] = [
             Line2D([], [], color=ACCENT, marker="o", label="accuracy in a bin (hollow: inside the noise)"),
             Patch(color=GAP, alpha=0.3, linewidth=0, label="gap to the stated confidence"),
             Patch(color=NOISE, alpha=0.5, linewidth=0, label="95 % band of a perfectly calibrated model"),
@@ -89,15 +91,14 @@ def plot_reliability(
 
 
 def _reliability_panel(ax: Axes, curve: Curve, before: Curve | None) -> None:
-    full = curve.count > 0
-    left, width = curve.edges[:-1][full], np.diff(curve.edges)[full]
-    x, y, low, high = (v[full] for v in (curve.confidence, curve.accuracy, curve.low, curve.high))
     ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
-    ax.bar(left, high - low, width, low, align="edge", color=NOISE, alpha=0.5)
-    ax.bar(left, y - x, width, x, align="edge", color=GAP, alpha=0.3)
+    ax.stairs(curve.high, curve.edges, baseline=curve.low, fill=True, color=NOISE, alpha=0.5)
+    ax.stairs(curve.accuracy, curve.edges, baseline=curve.confidence, fill=True, color=GAP, alpha=0.3)
     if before is not None and before.method != curve.method:
         seen = before.count > 0
         ax.plot(before.confidence[seen], before.accuracy[seen], color=MUTED, linewidth=1)
+    full = curve.count > 0
+    x, y = curve.confidence[full], curve.accuracy[full]
     ax.plot(x, y, color=ACCENT)
     face = [PAPER if inside else ACCENT for inside in curve.in_band[full]]
     ax.scatter(x, y, 16, face, edgecolors=ACCENT, zorder=3, clip_on=False)
@@ -106,7 +107,7 @@ def _reliability_panel(ax: Axes, curve: Curve, before: Curve | None) -> None:
     ax.set(xlim=(0, 1), ylim=(0, 1))
     ax.set_title(curve.method, fontweight="bold")
     if np.isfinite(curve.ece):
-        ax.set_title(f"ECE {100 * curve.ece:.1f} %", loc="right", color=MUTED)
+        ax.set_title(f"ECE {_short(100 * curve.ece)} %", loc="right", color=MUTED)
 
 
 @styled
@@ -117,18 +118,18 @@ def plot_ece(data: MethodErrors) -> tuple[Figure, Axes]:
     ece, low, high, floor = (100 * values for values in (data.ece, data.low, data.high, data.floor))
     for y, method in enumerate(data.methods):
         colour = MUTED if method == BASELINE else ACCENT
-        reference = method == POOLED
-        face = {"facecolor": PAPER, "hatch": "/////"} if reference else {"facecolor": colour}
-        ax.barh(y, ece[y], 0.56, edgecolor=colour, linewidth=0.8, alpha=0.8, **face)
+        pooled = method == POOLED
+        bar = ax.barh(y, ece[y], 0.56, edgecolor=colour, facecolor=PAPER if pooled else colour, alpha=0.8)
+        bar[0].set_hatch("/////" if pooled else None)
     reach = np.abs(np.stack([ece - low, high - ece]))
     ax.errorbar(ece, at, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
     _floor_marks(ax, floor)
     for y, (value, end) in enumerate(zip(ece, np.fmax(ece, high), strict=True)):
         if np.isfinite(value):
-            ax.annotate(f"{value:.1f}", (end, y), (5, 0), textcoords="offset points", va="center")
+            ax.annotate(_short(value), (end, y), (5, 0), textcoords="offset points", va="center")
     ax.set_xlim(0, 1.12 * _largest(high, ece, floor))
     ax.set_xlabel("Global ECE, %")
-    handles = [Line2D([], [], color=INK, linewidth=1, label="95 % interval"), _floor_handle()]
+    handles: list[Artist] = [Line2D([], [], color=INK, linewidth=1, label="95 % interval"), _floor_handle()]
     if POOLED in data.methods:
         label = "sees pooled calibration data"
         handles.append(Patch(facecolor=PAPER, edgecolor=ACCENT, hatch="/////", label=label))
@@ -142,12 +143,12 @@ def plot_clients(data: ClientErrors) -> tuple[Figure, Axes]:
     fig, ax = _method_rows(data.methods)
     jitter = (np.arange(len(data.clients)) * 0.618) % 1 - 0.5  # golden ratio: neighbours end up far apart
     ece, floor = 100 * data.ece, 100 * data.floor
-    reach = _largest(ece, floor)
+    dot = 3.5 if len(data.clients) <= 40 else 2.6
     for y in range(len(data.methods)):
         noisy = ~(ece[y] > floor[y])
         for chosen, face in ((~noisy, ACCENT), (noisy, "none")):
             spots = ece[y, chosen], y + 0.5 * jitter[chosen]
-            ax.plot(*spots, "o", color=ACCENT, markerfacecolor=face, markersize=3.5, alpha=0.6, linewidth=0)
+            ax.plot(*spots, "o", color=ACCENT, markerfacecolor=face, markersize=dot, alpha=0.6, linewidth=0)
         worst = data.worst(y)
         if worst is not None:
             mean = np.nanmean(ece[y])
@@ -158,10 +159,8 @@ def plot_clients(data: ClientErrors) -> tuple[Figure, Axes]:
             ax.annotate(
                 text, spot, (5, 0), textcoords="offset points", va="center", fontsize=7.5, color=MUTED
             )
-    counted = ~np.isnan(floor)
-    means = np.where(counted, floor, 0).sum(axis=1) / np.maximum(counted.sum(axis=1), 1)
-    _floor_marks(ax, means)
-    ax.set_xlim(0, 1.25 * reach)
+    _floor_marks(ax, np.ma.masked_invalid(floor).mean(axis=1).filled(np.nan))
+    ax.set_xlim(0, 1.25 * _largest(ece, floor))
     ax.set_xlabel("ECE at a client, %")
     handles = [
         Line2D([], [], color=ACCENT, marker="o", linewidth=0, label="client (hollow: in its noise)"),
@@ -182,15 +181,19 @@ def plot_skew(data: Skew) -> tuple[Figure, np.ndarray]:
     # Alpha, not a fade to white: an empty cell shows the page's own background, light or dark.
     fade = LinearSegmentedColormap.from_list("fade", [(ACCENT, 0.0), (ACCENT, 1.0)])
     top = max(float(data.share.max()), 1e-9)
-    grid.imshow(data.share, cmap=fade, vmin=0, vmax=top, aspect="auto", interpolation="none")
+    # A square-root scale: with many classes one lonely large share would leave all others pale.
+    norm = PowerNorm(0.5, 0, top)
+    grid.imshow(data.share, cmap=fade, norm=norm, aspect="auto", interpolation="none")
     if n_clients <= 30 and n_classes <= 12:
         for c, k in np.ndindex(data.counts.shape):
             if data.counts[c, k]:
-                colour = ON_ACCENT if data.share[c, k] > 0.5 * top else INK
+                colour = ON_ACCENT if norm(data.share[c, k]) > 0.72 else INK
                 text = f"{data.counts[c, k]}"
                 grid.text(k, c, text, ha="center", va="center_baseline", fontsize=7, color=colour)
-    grid.set_xticks(*_sparse(data.classes, 12))
-    grid.set_yticks(*_sparse(data.clients, 30))
+    at, names = _sparse(data.classes, 10)
+    slanted = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if len("".join(names)) > 40 else {}
+    grid.set_xticks(at, names, **slanted)
+    grid.set_yticks(*_sparse(data.clients, 24))
     grid.set(xlabel="Class", ylabel="Client")
     grid.grid(False)
     totals.barh(np.arange(n_clients), data.counts.sum(axis=1), 0.7, color=MUTED, alpha=0.55)
@@ -243,13 +246,18 @@ def _floor_handle(label: str = "noise floor") -> Line2D:
     return Line2D([], [], color=GAP, linewidth=1.6, label=label)
 
 
+def _short(value: float) -> str:
+    """A percentage for a label: a second digit only where the first would say little."""
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
 def _largest(*arrays: np.ndarray) -> float:
     """The largest finite value; 1 when there is none, so that an empty chart still has an axis."""
     finite = np.concatenate([a[np.isfinite(a)].ravel() for a in arrays])
     return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
 
 
-def _sparse(names: Sequence[str], most: int) -> tuple[np.ndarray, list[str]]:
+def _sparse(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
     """Tick positions and labels: every name, or every n-th when there are more than `most`."""
-    at = np.arange(0, len(names), -(-len(names) // most) if len(names) > most else 1)
-    return at, [names[i] for i in at]
+    step = -(-len(names) // most)
+    return list(range(0, len(names), step)), list(names[::step])

@@ -42,7 +42,7 @@ def render(run: Run) -> str:
         settings=_settings(run.results),
         columns=tables.COLUMNS,
         rows=tables.rows(run.results),
-        note=tables.NOTE,
+        note=tables.note(run.results),
         skew=_skew(run.results),
         figures=_figures(run),
     )

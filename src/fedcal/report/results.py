@@ -56,6 +56,8 @@ def _load_rounds(path: Path) -> list[dict[str, Any]]:
     rounds = []
     for number, line in enumerate(_read(path).splitlines(), start=1):
         record = _parse(line, f"{path}, line {number}")
+        if not isinstance(record, dict):
+            raise FedCalError(f"{path}, line {number}: not a round but {line[:20]!r}: repeat the run")
         missing = [key for key in _ROUND_KEYS if key not in record]
         if missing:
             raise FedCalError(f"{path}, line {number}: no {', '.join(missing)}: repeat the run")

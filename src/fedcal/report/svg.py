@@ -25,12 +25,12 @@ THEME = {
 def inline(fig: Figure, key: str, label: str) -> str:
     """SVG markup for an HTML page; `key` salts the ids and must differ between the figures of one page."""
     buffer = io.StringIO()
-    with mpl.rc_context(figures.STYLE | {"svg.hashsalt": key}):
+    with mpl.rc_context(figures.STYLE), mpl.rc_context({"svg.hashsalt": key}):
         fig.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*|<style.*?</style>", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="[^"]*">', "<g>", text)  # counters such as axes_1, repeated in every figure
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # counters such as axes_1, repeated in every figure
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # the page's own font
     text = re.sub("|".join(THEME), lambda match: THEME[match[0]], text)
     text = re.sub(r"\s*\n\s*", " ", text)

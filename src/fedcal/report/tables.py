@@ -12,12 +12,6 @@ from rich.table import Table
 
 from fedcal.report.results import POOLED, Results
 
-NOTE = (
-    f"Bold: lowest global ECE among the methods that need no pooled validation set. {POOLED} looks at the "
-    "pooled calibration data, so it is a reference and takes no part. "
-    "Brackets: 95 % interval. Floor: the ECE that a perfectly calibrated model would show on as many samples."
-)
-
 
 @dataclass(frozen=True)
 class Column:
@@ -78,7 +72,7 @@ COLUMNS = (
     Column("Brier", lambda m, d: number(m["global"].get("brier"))),
     Column("Local ECE % mean / worst", lambda m, d: _mean_worst(m, "local", d)),
     Column("Own ECE % mean / worst", lambda m, d: _mean_worst(m, "own", d)),
-    Column("Up a round", lambda m, d: size(m["cost"]["bytes_up"])),
+    Column("Sent up", lambda m, d: size(m["cost"]["bytes_up"])),
 )
 
 
@@ -87,6 +81,17 @@ def lowest(results: Results) -> str | None:
     eces = {name: m["global"]["ece"] for name, m in results["methods"].items() if name != POOLED}
     known = {name: ece for name, ece in eces.items() if ece is not None}
     return min(known, key=known.__getitem__) if known else None
+
+
+def note(results: Results) -> str:
+    """What the marks in the table mean."""
+    pooled = (
+        f" ({POOLED} looks at pooled calibration data: a reference)" if POOLED in results["methods"] else ""
+    )
+    return (
+        f"Bold: lowest global ECE among the methods that need no pooled validation set{pooled}. "
+        "Brackets: 95 % interval. Floor: the ECE that a perfectly calibrated model would show on as many samples."
+    )
 
 
 def rows(results: Results) -> list[Row]:
@@ -99,15 +104,15 @@ def rows(results: Results) -> list[Row]:
 
 
 def terminal(results: Results) -> Table:
-    """The table for rich; second values go on a line of their own, so that it fits 80 columns."""
+    """The table for rich; second values go on a line of their own, so that it is about 80 columns wide."""
 
     def stacked(text: str) -> str:
         return escape(text.replace(" [", "\n[").replace(" / ", "\n"))
 
-    table = Table(box=box.SIMPLE_HEAD, padding=0, caption=NOTE, caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, padding=0, caption=note(results), caption_justify="left")
     table.add_column("Method", no_wrap=True)
     for column in COLUMNS:
-        table.add_column(column.title, justify="right")
+        table.add_column(column.title, justify="right", no_wrap=column.bold)
     for row in rows(results):
         table.add_row(escape(row.method), *_marked(row, "[bold]{}[/bold]", stacked))
     return table
@@ -122,7 +127,7 @@ def markdown(results: Results) -> str:
         line([_escape_markdown(row.method), *_marked(row, "**{}**", _escape_markdown)])
         for row in rows(results)
     ]
-    return "\n".join([*head, *body, "", NOTE, ""])
+    return "\n".join([*head, *body, "", note(results), ""])
 
 
 def latex(results: Results) -> str:
@@ -143,7 +148,7 @@ def latex(results: Results) -> str:
             ),
             r"\bottomrule",
             r"\end{tabular}",
-            rf"\par\smallskip{{\footnotesize {_escape_latex(NOTE)}}}",
+            rf"\par\smallskip{{\footnotesize {_escape_latex(note(results))}}}",
             "",
         ]
     )

@@ -8,6 +8,10 @@ from fedcal.report.results import BASELINE, POOLED, Results
 from fedcal.report.tables import digits, lowest, percent
 
 
+def _percent(value: float | None, digits: int) -> str:
+    return f"{percent(value, digits)}\u00a0%"  # no line break before the sign
+
+
 def main_method(results: Results) -> str | None:
     """The method the page is about: fedcal, or else the one with the lowest global ECE."""
     method = results["methods"].get("fedcal")
@@ -16,13 +20,15 @@ def main_method(results: Results) -> str | None:
 
 def verdict(before: dict[str, Any], after: dict[str, Any]) -> str:
     """`lowers` or `raises` only where the two 95 % intervals are apart; else `unclear`."""
-    ends = [score.get(key) for score in (before, after) for key in ("ece_low", "ece_high")]
-    if any(end is None for end in ends):
+    if not (_has_interval(before) and _has_interval(after)):
         return "unclear"
-    before_low, before_high, after_low, after_high = ends
-    if after_high < before_low:
+    if after["ece_high"] < before["ece_low"]:
         return "lowers"
-    return "raises" if after_low > before_high else "unclear"
+    return "raises" if after["ece_low"] > before["ece_high"] else "unclear"
+
+
+def _has_interval(score: dict[str, Any]) -> bool:
+    return score.get("ece_low") is not None and score.get("ece_high") is not None
 
 
 def headline(results: Results) -> list[str]:
@@ -42,18 +48,20 @@ def _scores(results: Results, method: str) -> dict[str, Any] | None:
 def _change(results: Results, name: str) -> str:
     d = digits(results)
     before, after = _scores(results, BASELINE), results["methods"][name]["global"]
-    value = f"{percent(after['ece'], d)} %"
+    value = _percent(after["ece"], d)
     if before is None:
         return f"{name} has a global ECE of {value}."
     if name == BASELINE:
         return f"No method lowers the global ECE: without calibration it is {value}, the lowest measured."
-    span = f"from {percent(before['ece'], d)} % to {value}"
+    span = f"from {_percent(before['ece'], d)} to {value}"
     match verdict(before, after):
         case "lowers":
             return f"{name} lowers the global ECE {span}."
         case "raises":
             return f"{name} raises the global ECE {span}: worse than no calibration."
-    return f"{name} moves the global ECE {span}: too small a change for this test set to confirm."
+    known = _has_interval(before) and _has_interval(after)
+    reason = "the 95\u00a0% intervals overlap" if known else "no interval is known"
+    return f"{name} moves the global ECE {span}; {reason}."
 
 
 def _floor(results: Results, name: str) -> str:
@@ -61,7 +69,7 @@ def _floor(results: Results, name: str) -> str:
     floor = score.get("ece_floor")
     if floor is None:
         return ""
-    text = f"{percent(floor, d)} % on these {score['n']} test samples"
+    text = f"{_percent(floor, d)} on these {score['n']} test samples"
     if score["ece"] <= floor:
         return f"That is no more than a perfectly calibrated model would show: {text}."
     return f"A perfectly calibrated model would show {text}."
@@ -74,13 +82,13 @@ def _rivals(results: Results, name: str) -> str:
         score = results["methods"][best]["global"]
         apart = verdict(results["methods"][name]["global"], score) == "lowers"
         tail = "" if apart else ", though the intervals overlap"
-        parts.append(f"{best} is lower still, {percent(score['ece'], d)} %{tail}")
+        parts.append(f"{best} is lower still, {_percent(score['ece'], d)}{tail}")
     pooled = _scores(results, POOLED)
     if pooled is not None and name != POOLED:
         parts.append(
-            f"{POOLED}, which looks at the pooled calibration data, has {percent(pooled['ece'], d)} %"
+            f"{POOLED}, which looks at the pooled calibration data, has {_percent(pooled['ece'], d)}"
         )
-    return _sentence("; ".join(parts))
+    return "; ".join(parts) + "." if parts else ""
 
 
 def _worse(results: Results) -> str:
@@ -98,14 +106,9 @@ def _clients(results: Results, name: str) -> str:
     if local.get("ece") is None or own.get("ece") is None:
         return ""
     uncal = results["methods"].get(BASELINE, {}).get("local", {}).get("ece")
-    start = f"{percent(uncal, d)} % uncalibrated, " if uncal is not None and name != BASELINE else ""
+    start = f"{_percent(uncal, d)} uncalibrated, " if uncal is not None and name != BASELINE else ""
+    floor = _percent(own.get("ece_floor"), d)
     return (
-        f"On the clients' own test sets the mean ECE is {start}{percent(local['ece'], d)} % with the global "
-        f"scaler and {percent(own['ece'], d)} % with each client's own; of that, "
-        f"{percent(own.get('ece_floor'), d)} % is the noise floor."
+        f"On the clients' own test sets the mean ECE is {start}{_percent(local['ece'], d)} with the global "
+        f"scaler and {_percent(own['ece'], d)} with each client's own (noise floor {floor})."
     )
-
-
-def _sentence(text: str) -> str:
-    # A method's name keeps its spelling at the start of a sentence: it is what one types.
-    return f"{text}." if text else ""
