@@ -27,7 +27,9 @@ from fedcal.measure.tally import over_clients, pooled
 from fedcal.seeds import torch_rng
 
 GENTLE = Training(lr=1e-3, steps=50, weight_decay=1e-2)
-BASE = FedCal(net="sorted", logits_of="received", fit_on="held-out", start="matched", training=GENTLE, rounds=0)
+BASE = FedCal(
+    schedule="interleaved", net="sorted", logits_of="received", fit_on="held-out", start="matched", training=GENTLE, rounds=0
+)
 
 
 def trained(base: FedCal, **changes: float) -> FedCal:

@@ -61,7 +61,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
     """Tensors with `about` as JSON in the header (one key: safetensors does not keep the order of several)."""
     header = {"fedcal": json.dumps(about, sort_keys=True)}
-    write_bytes(path, save({name: value.contiguous() for name, value in tensors.items()}, metadata=header))
+    apart = {name: value.detach().clone().contiguous() for name, value in tensors.items()}  # clients may share tensors
+    write_bytes(path, save(apart, metadata=header))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

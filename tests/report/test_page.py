@@ -42,6 +42,7 @@ def odd_run(heart, write_run, tmp_path_factory):
     """Names that would break a page, and no rounds."""
     odd = copy.deepcopy(heart)
     odd["methods"]["<b>&"] = odd["methods"].pop("ens")
+    del odd["methods"]["fedcal"]
     odd["config"]["data"] = "<script>"
     return write_run(tmp_path_factory.mktemp("odd"), odd, [])
 
@@ -86,6 +87,11 @@ def test_figures_take_their_colours_from_the_theme(html):
 
 def test_size_with_many_clients_and_classes(stress, rounds):
     assert len(render(Run(stress, rounds))) < 400_000  # two methods of nine
+
+
+def test_the_references_come_first(run_dir, digits):
+    _change(run_dir, methods={name: digits["methods"][name] for name in ("ens", "val-ts", "fedcal", "uncal")})
+    assert list(load(run_dir).results["methods"]) == ["uncal", "val-ts", "ens", "fedcal"]
 
 
 def _change(run, **fields):

@@ -38,7 +38,7 @@ def test_the_first_sentence_claims_what_the_intervals_allow(after, said):
 
 def test_methods_that_hurt_are_named():
     said = " ".join(words.headline(results(uncal=scores(0.1, 0.09, 0.11), ens=scores(0.3, 0.2, 0.4))))
-    assert "No method lowers the global ECE" in said
+    assert "No federated method lowers the global ECE" in said
     assert "Worse than no calibration: ens." in said
 
 

@@ -98,7 +98,7 @@ def calibrate(
     if rounds is not None and rounds < 0:
         raise FedCalError(f"rounds must be at least 0, not {rounds}")
     state = begin(chosen, n_classes, seed)
-    for _ in range((chosen.rounds or chosen.rounds_alone) if rounds is None else rounds):
+    for _ in range(chosen.rounds if rounds is None else rounds):
         calibration_round(state, samples, seed)
     return state
 

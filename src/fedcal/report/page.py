@@ -105,7 +105,11 @@ def _tiles(results: Results) -> list[dict[str, str]]:
 
 
 def _settings(results: Results) -> list[tuple[str, str]]:
-    config = [(key.replace("_", " "), str(value)) for key, value in results["config"].items()]
+    config = [
+        (key.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for key, value in results["config"].items()
+        if value is not None
+    ]
     parameters = results["data"].get("parameters")
     extra = [("model parameters", f"{parameters:,}".replace(",", " "))] if parameters is not None else []
     return (

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedcal.calibrate.methods import METHODS
+from fedcal.config import SCHEMA
 from fedcal.errors import FedCalError
 
-SCHEMA = 1
 BASELINE = "uncal"
 POOLED = "val-ts"  # the one method that looks at the clients' pooled calibration data
 
@@ -49,7 +50,10 @@ def _load_results(path: Path) -> Results:
         missing = [key for key in _METHOD_KEYS if key not in method]
         if missing:
             raise FedCalError(f"{path}: method {name!r} has no {', '.join(missing)}: repeat the run")
-    return results
+    # The file's keys are sorted; people know the methods in the order of the paper, baselines first.
+    place = {name: i for i, name in enumerate(METHODS)}
+    methods = sorted(results["methods"].items(), key=lambda item: place.get(item[0], len(place)))
+    return results | {"methods": dict(methods)}
 
 
 def _load_rounds(path: Path) -> list[dict[str, Any]]:

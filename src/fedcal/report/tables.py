@@ -90,7 +90,7 @@ def note(results: Results) -> str:
     )
     return (
         f"Bold: lowest global ECE among the methods that need no pooled validation set{pooled}. "
-        "Brackets: 95 % interval. Floor: the ECE that a perfectly calibrated model would show on as many samples."
+        "Brackets: 95 % interval. Floor: the ECE a perfectly calibrated model would show on as many samples."
     )
 
 

@@ -52,7 +52,7 @@ def _change(results: Results, name: str) -> str:
     if before is None:
         return f"{name} has a global ECE of {value}."
     if name == BASELINE:
-        return f"No method lowers the global ECE: without calibration it is {value}, the lowest measured."
+        return f"No federated method lowers the global ECE: without calibration it is {value}."
     span = f"from {_percent(before['ece'], d)} to {value}"
     match verdict(before, after):
         case "lowers":

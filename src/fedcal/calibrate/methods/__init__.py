@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcal.calibrate.methods.avg_t import AvgT
 from fedcal.calibrate.methods.ens import Ens
-from fedcal.calibrate.methods.fedcal import FedCal
+from fedcal.calibrate.methods.fedcal import LITERAL, FedCal
 from fedcal.calibrate.methods.lr_ts import LRTS
 from fedcal.calibrate.methods.method import Method, Update
 from fedcal.calibrate.methods.uncal import Uncal
@@ -21,6 +21,7 @@ METHODS: dict[str, Method] = {
     "avg-t": AvgT(),
     "lr-ts": LRTS(),
     "fedcal": FedCal(),
+    "fedcal-literal": FedCal(**LITERAL),
     "fedcal-no-wm": FedCal(start="own"),
     "fedcal-small": FedCal(hidden=8),
     "fedcal-no-op": FedCal(net="plain"),

@@ -42,7 +42,6 @@ class Method(ABC):
 
     schedule: Literal["interleaved", "post-hoc"] = "post-hoc"  # within Algorithm 1, or on the frozen final model only
     rounds: int = 1  # rounds over all clients on the frozen final model (after an interleaved run: additional ones)
-    rounds_alone: ClassVar[int] = 0  # the same where there is no training to be part of, if `rounds` is 0
     logits_of: Literal["local", "received"] = "local"  # interleaved: the model whose logits a client fits on
     fit_on: Literal["held-out", "train"] = "held-out"  # the client's samples to fit on
     average: Literal["round", "latest"] = "round"  # the server hears this round's clients, or each one's latest word
