@@ -28,7 +28,13 @@ from fedcal.seeds import torch_rng
 
 GENTLE = Training(lr=1e-3, steps=50, weight_decay=1e-2)
 BASE = FedCal(
-    schedule="interleaved", net="sorted", logits_of="received", fit_on="held-out", start="matched", training=GENTLE, rounds=0
+    schedule="interleaved",
+    net="sorted",
+    logits_of="received",
+    fit_on="held-out",
+    start="matched",
+    training=GENTLE,
+    rounds=0,
 )
 
 
@@ -97,14 +103,21 @@ def main() -> None:
         torch.set_num_threads(args.threads)
 
     config = Config(
-        data=args.data, beta=args.beta, momentum=args.momentum, rounds=args.rounds, seed=args.seed, device=args.device
+        data=args.data,
+        beta=args.beta,
+        momentum=args.momentum,
+        rounds=args.rounds,
+        seed=args.seed,
+        device=args.device,
     ).resolve()
     began = time.perf_counter()
     state = federation.assemble(config, development(load(args.data), args.seed))
     k = len(state.classes)
     state.calibrations = {name: begin(method, k, args.seed) for name, method in READINGS.items()}
     federation.train(
-        state, args.rounds, lambda _, r: print(f"{r['round']} {r['loss']:.3f} {r['accuracy']:.3f} {r['seconds']:.1f}s", flush=True)
+        state,
+        args.rounds,
+        lambda _, r: print(f"{r['round']} {r['loss']:.3f} {r['accuracy']:.3f} {r['seconds']:.1f}s", flush=True),
     )
     federation.finish(state)
     names = [c.name for c in state.clients]
@@ -117,7 +130,10 @@ def main() -> None:
             "own_ece": over_clients(names, found["own"])["ece"],
             "notes": {n: v / calibration.updates for n, v in calibration.notes.items()},
         }
-        print(f"{name:45s} acc {rows[name]['accuracy']:.4f} ece {rows[name]['ece']:.4f} nll {rows[name]['nll']:.4f}", flush=True)
+        print(
+            f"{name:45s} acc {rows[name]['accuracy']:.4f} ece {rows[name]['ece']:.4f} nll {rows[name]['nll']:.4f}",
+            flush=True,
+        )
     about = {k: v for k, v in vars(args).items() if k != "out"}
     args.out.write_text(json.dumps({**about, "seconds": time.perf_counter() - began, "readings": rows}, indent=1))
 

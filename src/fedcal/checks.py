@@ -58,7 +58,11 @@ def check_probs(values: Any, what: str = "probs") -> Tensor:
         row = int((~torch.isfinite(sums)).nonzero()[0])
         raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity")
     if low < 0 or high > 1 + 1e-6 or off.any():
-        fault = f"row {int(off.nonzero()[0])} sums to {float(sums[off][0]):.4g}" if off.any() else f"range {low:.4g} to {high:.4g}"
+        fault = (
+            f"row {int(off.nonzero()[0])} sums to {float(sums[off][0]):.4g}"
+            if off.any()
+            else f"range {low:.4g} to {high:.4g}"
+        )
         raise FedCalError(f"{what} are not probabilities ({fault}): if they are logits, pass softmax(logits)")
     return probs
 
@@ -67,14 +71,16 @@ def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "label
     """(N,) integers in 0 … K−1, as many as there are rows."""
     labels = as_tensor(values, what)
     if labels.ndim != 1:
-        raise FedCalError(f"{what} must have shape (samples,), not {tuple(labels.shape)}; one-hot labels need argmax first")
+        raise FedCalError(
+            f"{what} must have shape (samples,), not {tuple(labels.shape)}; one-hot labels need argmax first"
+        )
     if labels.is_floating_point():
         if len(labels) and not torch.equal(labels, labels.round()):
             raise FedCalError(f"{what} must be integers, not {labels.dtype} with fractions or NaN")
         labels = labels.long()
     if len(labels) != n_samples:
         raise FedCalError(f"{len(labels)} {what} for {n_samples} rows: they must be as many")
-    if len(labels) and not (0 <= int(labels.min()) and int(labels.max()) < n_classes):
+    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < n_classes):
         worst = int(labels.max()) if int(labels.max()) >= n_classes else int(labels.min())
         raise FedCalError(f"{what} must lie in 0..{n_classes - 1}: found {worst}")
     return labels.long()

@@ -22,6 +22,7 @@ app = typer.Typer(
     help="Calibrated confidence for federated models: globally, and at every client.",
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -39,9 +40,7 @@ class Format(StrEnum):
 # --- run -----------------------------------------------------------------------------------------------------------
 
 
-def run_command(
-    out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool, table: Format, **given: Any
-) -> None:
+def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool, table: Format, **given: Any) -> None:
     """Train a federation, calibrate it with every method asked for, measure, and write a run folder.
 
     [bold]fedcal run --data digits --beta 0.1[/bold] needs nothing else. The folder holds config.json, results.json,
@@ -54,7 +53,7 @@ def run_command(
 
     if resume and out_dir is None:
         raise FedCalError("--resume needs --out RUN, the folder of the run to go on with")
-    options = {name: tuple(v) if name == "method" else v for name, v in given.items() if v is not None}
+    options: dict[str, Any] = {name: tuple(v) if name == "method" else v for name, v in given.items() if v is not None}
     stored = out_dir / "config.json" if out_dir else None
     if resume and stored and stored.exists():  # what is not said again is as it was
         options = {**Config.from_dict(read_json(stored), str(stored)).to_dict(), **options}
@@ -64,7 +63,12 @@ def run_command(
     folder = out_dir or _next_folder(config)
     with RunProgress(out, config.rounds, quiet) as progress:
         results = run(
-            config, folder, resume=resume, overwrite=overwrite, on_start=progress.start, on_round=progress.round
+            config,
+            folder,
+            resume=resume,
+            overwrite=overwrite,
+            on_start=progress.start,
+            on_round=progress.round,
         )
     _print_table(report.load(folder).results if not quiet or table != Format.terminal else results, table, quiet)
     if not quiet:
@@ -84,20 +88,30 @@ def _options_of_config() -> list[inspect.Parameter]:
             text += f" [default: {str(entry.default).lower() if kind is bool else entry.default}]"
         option = typer.Option(help=escape(text), show_default=False, rich_help_panel=entry.metadata["group"])
         annotation = Annotated[kind | None, option]
-        parameters.append(inspect.Parameter(entry.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+        parameters.append(
+            inspect.Parameter(entry.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
     return parameters
 
 
 def _command_from_config() -> Any:
     """`run_command` with a signature that spells out every field of Config, for typer to read."""
     fixed = {
-        "out_dir": Annotated[Path | None, typer.Option("--out", help="Run folder. [default: runs/DATA-N]", show_default=False)],
+        "out_dir": Annotated[
+            Path | None, typer.Option("--out", help="Run folder. [default: runs/DATA-N]", show_default=False)
+        ],
         "resume": Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")],
         "overwrite": Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")],
         "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no closing table.")],
         "table": Annotated[Format, typer.Option("--table", help="Form of the closing table.")],
     }
-    defaults = {"out_dir": None, "resume": False, "overwrite": False, "quiet": False, "table": Format.terminal}
+    defaults = {
+        "out_dir": None,
+        "resume": False,
+        "overwrite": False,
+        "quiet": False,
+        "table": Format.terminal,
+    }
 
     def command(**given: Any) -> None:
         run_command(**given)
@@ -144,7 +158,9 @@ def methods() -> None:
 
     table = Table("method", "what it is", "what leaves a client", "when")
     for name, method in METHODS.items():
-        when = "in every training round" if method.schedule == "interleaved" else f"{method.rounds} × on the final model"
+        when = (
+            "in every training round" if method.schedule == "interleaved" else f"{method.rounds} × on the final model"
+        )
         table.add_row(name, method.summary, method.leaves, "–" if name == "uncal" else when)
     out.print(table)
 
@@ -169,7 +185,9 @@ def report(
         out.print(f"\nReport: [bold]{escape(str(page))}[/bold]", soft_wrap=True)
 
 
-DataDir = Annotated[str | None, typer.Option(help="Folder of the data files [env: FEDCAL_DATA; else the user's cache].")]
+DataDir = Annotated[
+    str | None, typer.Option(help="Folder of the data files [env: FEDCAL_DATA; else the user's cache].")
+]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set (see `fedcal data list`).")]
 
 
@@ -194,7 +212,10 @@ def data_fetch(name: Name, data_dir: DataDir = None) -> None:
 
     fetched = files.fetch(name, data_dir)
     where = escape(str(files.status(name, data_dir).folder))
-    out.print(f"{name}: {f'{len(fetched)} files fetched' if fetched else 'nothing to fetch'}; they are in {where}", soft_wrap=True)
+    out.print(
+        f"{name}: {f'{len(fetched)} files fetched' if fetched else 'nothing to fetch'}; they are in {where}",
+        soft_wrap=True,
+    )
 
 
 @data_app.command("verify")

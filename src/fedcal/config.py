@@ -67,7 +67,7 @@ class Config:
     n_bins: int = _option(15, "Bins of the ECE.", "Running", low=1)
     seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0)
     device: str = _option("cpu", "cpu, cuda or cuda:N; calibration itself stays on the CPU.", "Running")
-    threads: int | None = _option(None, "CPU threads [default: PyTorch's choice].", "Running", low=1)
+    threads: int | None = _option(None, "CPU threads [default: 1 for logistic and mlp, else PyTorch's choice].", "Running", low=1)
     checkpoint_every: int = _option(5, "Rounds between two checkpoints.", "Running", low=1)
     # fmt: on
 
@@ -136,7 +136,9 @@ class Config:
         for key in values:
             if key not in names and key != "schema":
                 raise FedCalError(f"{source}: {unknown('field', key, names)}")
-        given = {k: tuple(v) if k == "method" and isinstance(v, list) else v for k, v in values.items() if k != "schema"}
+        given: dict[str, Any] = {
+            k: tuple(v) if k == "method" and isinstance(v, list) else v for k, v in values.items() if k != "schema"
+        }
         return cls(**given)
 
 

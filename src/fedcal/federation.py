@@ -106,7 +106,13 @@ def run_round(state: Federation) -> Record:
     loss = sum(a * b for a, b in zip(losses, sizes, strict=True)) / sum(sizes)
     if not math.isfinite(loss):
         raise FedCalError(f"training diverged in round {state.round} (loss {loss}): lower lr, now {config.lr}")
-    return {"round": state.round, "clients": chosen, "loss": loss, **_glance(state), "seconds": time.perf_counter() - began}
+    return {
+        "round": state.round,
+        "clients": chosen,
+        "loss": loss,
+        **_glance(state),
+        "seconds": time.perf_counter() - began,
+    }
 
 
 def finish(state: Federation) -> None:
@@ -155,7 +161,9 @@ def _samples(client: Client, model: nn.Module, fit_on: str) -> Samples:
     return predict(model, x), y.cpu()
 
 
-def _look(samples: dict[str, Any], methods: dict[str, Calibration], whose: str, client: Client, model: nn.Module) -> None:
+def _look(
+    samples: dict[str, Any], methods: dict[str, Calibration], whose: str, client: Client, model: nn.Module
+) -> None:
     """Collect the samples of the methods that fit on this model's logits, with one pass for each kind of data."""
     seen: dict[str, Samples] = {}
     for name, calibration in methods.items():
@@ -189,11 +197,12 @@ def _device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise FedCalError(f"device {name!r} is not supported: choose cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise FedCalError(f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA devices; choose cpu")
+        raise FedCalError(
+            f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA devices; choose cpu"
+        )
     return device
 
 
 def n_parameters(model: nn.Module) -> int:
     """How many numbers a round of FedAvg moves a client."""
     return sum(p.numel() for p in model.parameters())
-

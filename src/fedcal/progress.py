@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from fedcal.federation import Federation
 
@@ -44,7 +51,11 @@ class RunProgress:
         """A round is done."""
         text = f"loss {record['loss']:.3f}  accuracy {record['accuracy']:.1%}  ECE {record['ece']:.1%}"
         self.bar.update(self.task, completed=record["round"], description=text)
-        if not self.quiet and not self.console.is_terminal and (record["round"] % 10 == 0 or record["round"] == self.rounds):
+        if (
+            not self.quiet
+            and not self.console.is_terminal
+            and (record["round"] % 10 == 0 or record["round"] == self.rounds)
+        ):
             self.console.print(f"round {record['round']}/{self.rounds}  {text}  {record['seconds']:.1f} s")
         if record["round"] == self.rounds:
             self.bar.update(self.task, description=f"{text}  calibrating …")

@@ -1,12 +1,12 @@
 """A run from config to folder: `fedcal.run(Config(...), out="RUN")`.
 
-    RUN/config.json           what was asked for, every default filled in
-    RUN/rounds.jsonl          a line a round: loss, accuracy, ECE, clients, seconds
-    RUN/results.json          every method's metrics (schema below), the label table, costs
-    RUN/model.safetensors     the final global model
-    RUN/scalers/NAME.safetensors   each method's global scaler and the clients' own ones
-    RUN/report.html           the same in pictures
-    RUN/checkpoint.safetensors     only while the run is unfinished
+RUN/config.json           what was asked for, every default filled in
+RUN/rounds.jsonl          a line a round: loss, accuracy, ECE, clients, seconds
+RUN/results.json          every method's metrics (schema below), the label table, costs
+RUN/model.safetensors     the final global model
+RUN/scalers/NAME.safetensors   each method's global scaler and the clients' own ones
+RUN/report.html           the same in pictures
+RUN/checkpoint.safetensors     only while the run is unfinished
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def run(
     config = config.resolve()
     if config.threads:
         torch.set_num_threads(config.threads)
+    elif config.model in ("logistic", "mlp"):  # too small to share: a second thread only waits
+        torch.set_num_threads(1)
     folder = Path(out) if out is not None else None
     if folder:
         _open_folder(folder, config, resume, overwrite)
@@ -124,7 +126,10 @@ def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]]) -> 
 
 def _by_client(tallies: list[Tally]) -> dict[str, list[float]]:
     rows = [tally.summary() for tally in tallies]
-    return {"n": [t.n for t in tallies], **{k: [row[k] for row in rows] for k in ("accuracy", "ece", "ece_floor", "nll")}}
+    return {
+        "n": [t.n for t in tallies],
+        **{k: [row[k] for row in rows] for k in ("accuracy", "ece", "ece_floor", "nll")},
+    }
 
 
 def _bins(tally: Tally) -> dict[str, list[float]]:
@@ -166,11 +171,22 @@ def _open_folder(folder: Path, config: Config, resume: bool, overwrite: bool) ->
             stored = Config.from_dict(read_json(folder / "config.json"), str(folder / "config.json"))
             for name, value in asdict(stored).items():
                 if name not in MACHINE and value != (mine := getattr(config, name)):
-                    raise FedCalError(f"{folder} was run with {name}={value!r}, not {mine!r}: leave it out, or use another folder")
+                    raise FedCalError(
+                        f"{folder} was run with {name}={value!r}, not {mine!r}: leave it out, or use another folder"
+                    )
             return
         if not overwrite:
-            raise FedCalError(f"{folder} holds a run already: go on with --resume, replace it with --overwrite, or choose another")
-        for name in ("config.json", "results.json", "rounds.jsonl", "model.safetensors", "checkpoint.safetensors", "report.html"):
+            raise FedCalError(
+                f"{folder} holds a run already: go on with --resume, replace it with --overwrite, or choose another"
+            )
+        for name in (
+            "config.json",
+            "results.json",
+            "rounds.jsonl",
+            "model.safetensors",
+            "checkpoint.safetensors",
+            "report.html",
+        ):
             (folder / name).unlink(missing_ok=True)
         for scaler in (folder / "scalers").glob("*.safetensors"):
             scaler.unlink()
@@ -188,14 +204,19 @@ def _go_on(folder: Path, state: Federation) -> None:
 
 def _save_checkpoint(folder: Path, state: Federation) -> None:
     tensors = nest("model", {k: v.cpu() for k, v in state.model.state_dict().items()})
-    about: dict[str, Any] = {"schema": SCHEMA, "round": state.round, "config": state.config.to_dict(), "methods": {}}
+    about: dict[str, Any] = {
+        "schema": SCHEMA,
+        "round": state.round,
+        "config": state.config.to_dict(),
+        "methods": {},
+    }
     for name, c in state.calibrations.items():
         tensors |= _scaler_tensors(name, c)
         for client, update in c.latest.items():
             tensors |= nest(f"{name}/latest/{client}", update.content)
         about["methods"][name] = {
-            "rounds": c.rounds, "bytes_up": c.bytes_up, "bytes_down": c.bytes_down, "updates": c.updates, "notes": c.notes,
-            "latest": {client: update.n for client, update in c.latest.items()}, "own": sorted(c.own),
+            "rounds": c.rounds, "bytes_up": c.bytes_up, "bytes_down": c.bytes_down, "updates": c.updates,
+            "notes": c.notes, "latest": {client: update.n for client, update in c.latest.items()}, "own": sorted(c.own),
         }  # fmt: skip
     write_tensors(folder / "checkpoint.safetensors", tensors, about)
 
@@ -232,14 +253,15 @@ def _save(folder: Path, state: Federation, results: Results) -> None:
     about = {"schema": SCHEMA, "model": config.model, "classes": list(state.classes), "round": state.round}
     write_tensors(folder / "model.safetensors", {k: v.cpu() for k, v in state.model.state_dict().items()}, about)
     for name, c in state.calibrations.items():
-        kept = unnest(name, _scaler_tensors(name, c))
-        options = asdict(c.method)
-        write_tensors(
-            folder / "scalers" / f"{name}.safetensors", kept, {"schema": SCHEMA, "method": name, "options": options, "classes": list(state.classes)}
-        )
+        about = {
+            "schema": SCHEMA,
+            "method": name,
+            "options": asdict(c.method),
+            "classes": list(state.classes),
+        }
+        write_tensors(folder / "scalers" / f"{name}.safetensors", unnest(name, _scaler_tensors(name, c)), about)
     write_json(folder / "results.json", results)
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
     report.write(folder)
     (folder / "checkpoint.safetensors").unlink(missing_ok=True)
-

@@ -20,7 +20,10 @@ def wild(params, seed, scale=2.0):
         return {"temperature": torch.tensor(1.7, dtype=torch.float64)}
     if "temperatures" in params:
         return {"temperatures": torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)}
-    return {name: value + scale * torch.randn(value.shape, generator=rng, dtype=value.dtype) for name, value in params.items()}
+    return {
+        name: value + scale * torch.randn(value.shape, generator=rng, dtype=value.dtype)
+        for name, value in params.items()
+    }
 
 
 def ranks(values: torch.Tensor) -> torch.Tensor:

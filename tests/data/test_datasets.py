@@ -33,9 +33,7 @@ def test_each_set_is_what_it_says(name, request):
     n, shape, n_classes = SIZES[name]
     assert len(dataset.train_y) + len(dataset.test_y) == n
     assert (dataset.shape, dataset.n_classes) == (shape, n_classes)
-    assert (
-        dataset.train_x.dtype == dataset.test_x.dtype == (torch.uint8 if len(shape) == 3 else torch.float32)
-    )
+    assert dataset.train_x.dtype == dataset.test_x.dtype == (torch.uint8 if len(shape) == 3 else torch.float32)
     assert dataset.train_y.dtype == dataset.test_y.dtype == torch.int64
     assert dataset.train_y.unique().tolist() == dataset.test_y.unique().tolist() == list(range(n_classes))
     assert DATASETS[name].classes == dataset.classes

@@ -120,9 +120,7 @@ def test_read_says_what_is_wrong_and_what_to_do(mnist_dir):
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(FedCalError, match="damaged: expected a whole gzip file") as error:
         files.read("mnist", file, mnist_dir)
-    assert str(path) in one_line(error) and f"fedcal data fetch mnist --data-dir {mnist_dir}" in one_line(
-        error
-    )
+    assert str(path) in one_line(error) and f"fedcal data fetch mnist --data-dir {mnist_dir}" in one_line(error)
     path.unlink()
     with pytest.raises(FedCalError, match=r"missing: expected 6 samples.*fedcal data fetch mnist") as error:
         files.read("mnist", file, mnist_dir)

@@ -12,9 +12,7 @@ nan = float("nan")
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5), seed=st.integers(0, 999), image=st.booleans()
-)
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5), seed=st.integers(0, 999), image=st.booleans())
 def test_sums_over_clients_are_the_pooled_statistics(sizes, seed, image):
     rng = torch.Generator().manual_seed(seed)
     if image:

@@ -1,5 +1,7 @@
 """Reliability adds exactly, and its floor, band and interval mean what they say."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -102,7 +104,7 @@ def tallies(seed=0, n=300, k=5):
 def test_tallies_of_any_split_equal_the_pooled_metrics(cuts, seed):
     log_probs, labels = tallies(seed)
     bounds = [0, *sorted(cuts), len(labels)]
-    parts = [Tally.of(log_probs[a:b], labels[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [Tally.of(log_probs[a:b], labels[a:b]) for a, b in itertools.pairwise(bounds)]
     whole, summed = Tally.of(log_probs, labels).summary(interval=True), pooled(parts).summary(interval=True)
     assert summed == pytest.approx(whole, rel=1e-12, abs=1e-12)
 

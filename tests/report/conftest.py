@@ -98,15 +98,11 @@ def make_results(data, classes, clients, n_test, beta, spread, seed=0, methods=M
     rng = np.random.default_rng(seed)
     k, c = len(classes), len(clients)
     prior = rng.dirichlet(np.full(k, beta), c)
-    counts = np.stack(
-        [rng.multinomial(int(n), q) for n, q in zip(rng.integers(40, 160, c), prior, strict=True)]
-    )
+    counts = np.stack([rng.multinomial(int(n), q) for n, q in zip(rng.integers(40, 160, c), prior, strict=True)])
     owner = rng.integers(0, c - 1 if c > 4 else c, n_test)  # the last of many clients has no test samples
     truth = rng.normal(0, spread, (n_test, k)) + np.log(prior[owner] + 0.02)
     y = (softmax(truth).cumsum(1) > rng.random((n_test, 1))).argmax(1)
-    learnt = (
-        truth + rng.normal(0, 0.4, (c, k))[owner]
-    )  # the model is a little off, differently at each client
+    learnt = truth + rng.normal(0, 0.4, (c, k))[owner]  # the model is a little off, differently at each client
     entries = {}
     for name, (summary, sharp, noise, leaves, up) in methods.items():
         z = sharp * (learnt + noise * rng.normal(size=(1, k)))

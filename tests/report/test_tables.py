@@ -32,9 +32,7 @@ def test_every_method_and_its_numbers_are_in_every_table(digits):
 def test_interval_floor_and_worst_client(digits):
     g = digits["methods"]["fedcal"]["global"]
     row = next(r for r in rows(digits) if r.method == "fedcal")
-    assert row.cells[column("Global ECE %")].endswith(
-        f"[{100 * g['ece_low']:.1f}, {100 * g['ece_high']:.1f}]"
-    )
+    assert row.cells[column("Global ECE %")].endswith(f"[{100 * g['ece_low']:.1f}, {100 * g['ece_high']:.1f}]")
     assert row.cells[column("Floor %")] == f"{100 * g['ece_floor']:.1f}"
     worst = digits["methods"]["fedcal"]["local"]["worst_ece"]
     assert row.cells[column("Local ECE % mean / worst")].endswith(f"/ {100 * worst:.1f}")

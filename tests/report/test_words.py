@@ -56,6 +56,4 @@ def test_nothing_measured(heart):
     empty = copy.deepcopy(heart)
     for method in empty["methods"].values():
         method["global"]["ece"] = None
-    assert words.headline(empty) == [
-        "No method has a global ECE: the test set is empty or no confidence was defined."
-    ]
+    assert words.headline(empty) == ["No method has a global ECE: the test set is empty or no confidence was defined."]

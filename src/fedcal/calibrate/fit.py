@@ -50,7 +50,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> TemperatureFit:
         elif abs(wanted - b) <= 1e-7 * b:  # Newton doubles the digits a step: this one has them all
             return TemperatureFit(1 / wanted, converged=True, at_bound=False, steps=step)
         b = wanted
-    return TemperatureFit(1 / b, converged=True, at_bound=False, steps=step)  # halved down to rounding
+    return TemperatureFit(1 / b, converged=True, at_bound=False, steps=100)  # halved down to rounding
 
 
 def temperature_sums(logits: Tensor, labels: Tensor) -> Callable[[float], tuple[float, float]]:
@@ -105,9 +105,7 @@ def train_scaler(
         return params, 0
     order = torch.randperm(len(labels), generator=rng)
     kept = max(1, round(how.stop_share * len(labels)))
-    (x, y), (x_stop, y_stop) = (
-        (logits[part].float(), labels[part]) for part in (order[kept:], order[:kept])
-    )
+    (x, y), (x_stop, y_stop) = ((logits[part].float(), labels[part]) for part in (order[kept:], order[:kept]))
     # One flat vector: a dozen small operations a step rather than a dozen for each of six tensors.
     flat = torch.cat([value.detach().flatten() for value in params.values()]).requires_grad_()
     decay = torch.cat([torch.full((v.numel(),), how.lr * how.weight_decay * (v.ndim > 1)) for v in params.values()])

@@ -1,4 +1,4 @@
-"""Calibration rounds: a method's two halves carried out. Algorithm 1 and post-hoc calibration call the same function."""
+"""Calibration rounds: a method's two halves carried out. Algorithm 1 and post-hoc calibration are one function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedcal.calibrate.methods import Method, Update, get_method
@@ -114,7 +113,7 @@ def _check_clients(clients: Mapping[Any, tuple[Any, Any]]) -> dict[str, Samples]
             raise FedCalError(f"client {name}: expected a pair (logits, labels), not {type(pair).__name__}")
         try:
             logits = check_logits(pair[0])
-            labels = check_labels(pair[1], *logits.shape)
+            labels = check_labels(pair[1], logits.shape[0], logits.shape[1])
         except FedCalError as error:
             raise FedCalError(f"client {name}: {error}") from None
         if width and logits.shape[1] != width:

@@ -6,6 +6,7 @@ works in the wider type of the two arguments, so training may run in float32 whi
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 
 Params = dict[str, Tensor]
 
-T_MIN, T_MAX = 0.05, 20.0  # no real model needs a temperature beyond these: a fit that ends there had no optimum
+T_MIN, T_MAX = (
+    0.05,
+    20.0,
+)  # no real model needs a temperature beyond these: a fit that ends there had no optimum
 IDENTITY = math.log(math.e - 1)  # softplus of this is 1
 
 
@@ -38,7 +42,7 @@ def init_mlp(n_classes: int, hidden: int, rng: torch.Generator) -> Params:
     """A K-H-H-K net whose last layer is small with bias ln(e − 1): as an order-preserving scaler, the identity."""
     sizes = [n_classes, hidden, hidden, n_classes]
     params: Params = {}
-    for layer, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:], strict=False), start=1):
+    for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes), start=1):
         bound = 1e-3 if layer == 3 else 1 / math.sqrt(fan_in)
         params[f"w{layer}"] = (torch.rand(fan_out, fan_in, generator=rng) * 2 - 1) * bound
         params[f"b{layer}"] = (torch.rand(fan_out, generator=rng) * 2 - 1) * bound

@@ -27,9 +27,7 @@ class Dataset:
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
-    train_client: Tensor | None = (
-        None  # who holds the sample, where the data says so: index into client_names
-    )
+    train_client: Tensor | None = None  # who holds the sample, where the data says so: index into client_names
     test_client: Tensor | None = None
     client_names: tuple[str, ...] = ()
 
@@ -65,9 +63,7 @@ class Description:
     partition: str = "dirichlet"
 
 
-def load(
-    name: str, data_dir: str | Path | None = None, seed: int = 0, *, limit: int | None = None
-) -> Dataset:
+def load(name: str, data_dir: str | Path | None = None, seed: int = 0, *, limit: int | None = None) -> Dataset:
     """Load a set by its name in DATASETS, from `data_dir`, else $FEDCAL_DATA, else the user's cache.
 
     `seed` draws the test split of sets published without one, and the mixture of `synthetic`. `limit` keeps
@@ -134,9 +130,7 @@ def _synthetic(name: str, data_dir: str | Path | None, seed: int) -> Dataset:
 def _idx(name: str, data_dir: str | Path | None, seed: int) -> Dataset:
     """A set in MNIST's four files: images and labels of train, then of test."""
     arrays = [files.read(name, file, data_dir) for file in SOURCES[name].files]
-    train_x, test_x = (
-        torch.from_numpy(images[:, None].copy()) for images in arrays[::2]
-    )  # bytes are read-only
+    train_x, test_x = (torch.from_numpy(images[:, None].copy()) for images in arrays[::2])  # bytes are read-only
     train_y, test_y = (torch.from_numpy(labels.astype(np.int64)) for labels in arrays[1::2])
     return Dataset(name, DATASETS[name].classes, train_x, train_y, test_x, test_y)
 

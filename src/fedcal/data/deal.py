@@ -18,9 +18,7 @@ def iid(labels: Owners, n_clients: int, rng: np.random.Generator) -> Owners:
     return rng.permutation(np.arange(len(labels)) % n_clients)
 
 
-def dirichlet_shares(
-    n_classes: int, n_clients: int, beta: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
+def dirichlet_shares(n_classes: int, n_clients: int, beta: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Row k is p_k ~ Dir(beta · 1): each client's share of class k. The smaller beta, the more lopsided."""
     return rng.dirichlet(np.full(n_clients, beta), size=n_classes)
 

@@ -68,7 +68,5 @@ def _svhn(data: bytes, shape: tuple[int, ...]) -> Bytes:
         raise ValueError(f"expected labels 1..10, found {labels.min()}..{labels.max()}")
     records = np.empty(shape, np.uint8)
     records[:, 0] = labels % 10
-    records[:, 1:].reshape(n, 3, 32, 32)[:] = pixels.transpose(
-        3, 2, 0, 1
-    )  # a view: splits the last axis only
+    records[:, 1:].reshape(n, 3, 32, 32)[:] = pixels.transpose(3, 2, 0, 1)  # a view: splits the last axis only
     return records

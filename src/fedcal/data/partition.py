@@ -130,16 +130,12 @@ def _check(partition: str, dataset: Dataset, n_clients: int, min_samples: int) -
             f"{dataset.name}, got {n_clients}"
         )
     if min_samples < 1:
-        raise FedCalError(
-            f"min_samples must be at least 1, got {min_samples}: a client without data cannot train"
-        )
+        raise FedCalError(f"min_samples must be at least 1, got {min_samples}: a client without data cannot train")
 
 
 def _natural(dataset: Dataset) -> tuple[tuple[str, ...], deal.Owners, deal.Owners]:
     if dataset.train_client is None or dataset.test_client is None:
-        raise FedCalError(
-            f"{dataset.name} has no natural clients: choose the partition dirichlet, iid or shards"
-        )
+        raise FedCalError(f"{dataset.name} has no natural clients: choose the partition dirichlet, iid or shards")
     owners = dataset.train_client.numpy()
     sizes = np.bincount(owners, minlength=len(dataset.client_names))
     if not sizes.all():
@@ -161,9 +157,7 @@ def _dealt(
         shares = deal.dirichlet_shares(dataset.n_classes, n_clients, beta, rng)
     else:
         if not 1 <= classes_per_client <= dataset.n_classes:
-            raise FedCalError(
-                f"classes_per_client must lie in 1..{dataset.n_classes}, got {classes_per_client}"
-            )
+            raise FedCalError(f"classes_per_client must lie in 1..{dataset.n_classes}, got {classes_per_client}")
         if n_clients * classes_per_client < dataset.n_classes:
             raise FedCalError(
                 f"{n_clients} clients with {classes_per_client} classes each cannot hold all "

@@ -24,9 +24,7 @@ def statistics(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     count = _total([_present(part) for part in parts]).clamp(min=1)
     mean = _total([_sum(_zero_nan(_real(part))) for part in parts]) / count
     if not mean.isfinite().all():
-        raise FedCalError(
-            "training inputs contain infinite values: replace them, or mark them missing with NaN"
-        )
+        raise FedCalError("training inputs contain infinite values: replace them, or mark them missing with NaN")
     squares = _total([_sum(_zero_nan(_centred(part, mean)).square_()) for part in parts])
     std = (squares / count).sqrt()
     # below the resolution of float32 a spread is only rounding: dividing by it would blow that up

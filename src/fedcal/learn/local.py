@@ -1,6 +1,8 @@
-"""Learning, the reference loop: one client's local epochs, the server's average. Plain, and what faster engines must equal."""
+"""The reference loop of learning: a client's local epochs, the server's average. What faster engines must equal."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -27,26 +29,30 @@ def train_locally(
     `prox_mu` > 0 adds FedProx's (µ/2)‖θ − θᵗ‖², θᵗ being the model as it came in.
     """
     model.train()
-    received = [p.detach().clone() for p in model.parameters()] if prox_mu else []
-    optimiser = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+    params = [p for p in model.parameters() if p.requires_grad]
+    received = [p.detach().clone() for p in params]
+    velocity = [torch.zeros_like(p) for p in params]
     total = torch.zeros((), device=x.device)
-    for epoch in range(epochs):
+    for _ in range(epochs):
         order = torch.from_numpy(rng.permutation(len(y))).to(x.device)
-        if epoch == epochs - 1:
-            total.zero_()
+        total.zero_()
         for batch in order.split(batch_size):
             loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
-            optimiser.zero_grad()
-            loss.backward()
-            for p, anchor in zip(model.parameters(), received, strict=bool(received)):
-                assert p.grad is not None
-                p.grad.add_(p.detach() - anchor, alpha=prox_mu)
-            optimiser.step()
+            gradients = torch.autograd.grad(loss, params)
+            with torch.no_grad():
+                for p, g, v, anchor in zip(params, gradients, velocity, received, strict=True):
+                    if prox_mu:
+                        g = g + prox_mu * (p - anchor)
+                    if weight_decay:
+                        g = g + weight_decay * p
+                    if momentum:
+                        g = v.mul_(momentum).add_(g)
+                    p.sub_(g, alpha=lr)
             total += loss.detach() * len(batch)
     return float(total) / len(y)
 
 
-def average(states: list[State], by: list[float]) -> State:
+def average(states: list[State], by: Sequence[float]) -> State:
     """FedAvg's Σ (n_c / N) θ_c (line 7), summed in float64. Integer buffers (counters) stay the first client's."""
     weights = np.asarray(by, np.float64) / np.sum(by)
     out: State = {}

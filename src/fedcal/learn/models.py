@@ -1,7 +1,8 @@
-"""The paper's models: plain functions that return modules. Weights come from the generator given, never a global one."""
+"""The paper's models: plain functions that return modules. Weights are drawn from a generator given by the caller."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -21,7 +22,12 @@ def logistic(shape: Shape, n_classes: int) -> nn.Module:
 def mlp(shape: Shape, n_classes: int) -> nn.Module:
     """Two hidden layers of 128."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(math.prod(shape), 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, n_classes)
+        nn.Flatten(),
+        nn.Linear(math.prod(shape), 128),
+        nn.ReLU(),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+        nn.Linear(128, n_classes),
     )
 
 
@@ -29,14 +35,14 @@ def cnn(shape: Shape, n_classes: int) -> nn.Module:
     """FedAvg's convolutional net (McMahan et al. 2017): two 5×5 convolutions with pooling, and a layer of 512."""
     channels, height, width = _image(shape, "cnn", least=4)
     return nn.Sequential(
-        nn.Conv2d(channels, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # pooled first: ReLU on a quarter, same result
+        nn.Conv2d(channels, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # in this order ReLU works on a quarter
         nn.Conv2d(32, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), 512), nn.ReLU(), nn.Linear(512, n_classes),
     )  # fmt: skip
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut; where the size changes, the shortcut subsamples and pads with zero channels."""
+    """Two 3×3 convolutions and a shortcut; where the size changes, it subsamples and pads with zero channels."""
 
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
@@ -55,11 +61,13 @@ def _resnet(n: int) -> Callable[[Shape, int], nn.Module]:
     def build(shape: Shape, n_classes: int) -> nn.Module:
         channels, _, _ = _image(shape, f"resnet{6 * n + 2}", least=8)
         widths = [16] * (n + 1) + [32] * n + [64] * n
-        blocks = [Block(a, b, 1 if a == b else 2) for a, b in zip(widths, widths[1:], strict=False)]
+        blocks = [Block(a, b, 1 if a == b else 2) for a, b in itertools.pairwise(widths)]
         stem = [nn.Conv2d(channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
         return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, n_classes))
 
-    build.__doc__ = f"He et al.'s CIFAR ResNet of depth 6n + 2 = {6 * n + 2}: three stages of n blocks, 16, 32 and 64 wide."
+    build.__doc__ = (
+        f"He et al.'s CIFAR ResNet of depth 6n + 2 = {6 * n + 2}: three stages of n blocks, 16, 32 and 64 wide."
+    )
     return build
 
 
@@ -92,5 +100,7 @@ def build(name: str, shape: Shape, n_classes: int, rng: torch.Generator) -> nn.M
 
 def _image(shape: Shape, name: str, least: int) -> Shape:
     if len(shape) != 3 or min(shape[1:]) < least:
-        raise FedCalError(f"model {name} needs images of at least {least}×{least}, not inputs of shape {shape}: try mlp or logistic")
+        raise FedCalError(
+            f"model {name} needs images of at least {least}×{least}, not inputs of shape {shape}: try mlp or logistic"
+        )
     return shape

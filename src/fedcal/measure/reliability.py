@@ -70,12 +70,15 @@ class Reliability:
 
     def __add__(self, other: Reliability) -> Reliability:
         if not np.array_equal(self.edges, other.edges):
-            raise FedCalError(f"reliabilities of {len(self.count)} and {len(other.count)} bins do not add: use the same edges")
+            raise FedCalError(
+                f"reliabilities of {len(self.count)} and {len(other.count)} bins do not add: use the same edges"
+            )
         return Reliability(self.edges, *(a + b for a, b in zip(self._sums(), other._sums(), strict=True)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Reliability) and all(
-            np.array_equal(a, b) for a, b in zip((self.edges, *self._sums()), (other.edges, *other._sums()), strict=True)
+            np.array_equal(a, b)
+            for a, b in zip((self.edges, *self._sums()), (other.edges, *other._sums()), strict=True)
         )
 
     def _sums(self) -> tuple[np.ndarray, ...]:
@@ -146,7 +149,7 @@ class Reliability:
         return max(0.0, float(2 * here - high)), max(0.0, float(2 * here - low))
 
     def debiased_l2(self) -> float:
-        """Root mean squared gap with the sampling noise subtracted (Kumar et al. 2019): 0 where noise explains it all."""
+        """Root mean squared gap less the sampling noise (Kumar et al. 2019): 0 where noise explains it all."""
         seen = self.count > 1
         n, hits, conf = self.count[seen], self.correct[seen], self.confidence_sum[seen]
         if not n.size:

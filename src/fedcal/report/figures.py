@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fedcal.report.prepare import ClientErrors, Curve, MethodErrors, Series, Skew
 from fedcal.report.results import BASELINE, POOLED
+from fedcal.store import write_bytes
 
 # One colour per meaning. The page swaps them for CSS variables, hence dark mode: see svg.py.
 INK, MUTED, GRID, PAPER = "#1d2229", "#737c88", "#dfe3e8", "#ffffff"
@@ -156,9 +158,7 @@ def plot_clients(data: ClientErrors) -> tuple[Figure, Axes]:
             name = data.clients[worst]
             text = f"client {name}" if name.isdigit() else name
             spot = (ece[y, worst], y + 0.5 * jitter[worst])
-            ax.annotate(
-                text, spot, (5, 0), textcoords="offset points", va="center", fontsize=7.5, color=MUTED
-            )
+            ax.annotate(text, spot, (5, 0), textcoords="offset points", va="center", fontsize=7.5, color=MUTED)
     _floor_marks(ax, np.ma.masked_invalid(floor).mean(axis=1).filled(np.nan))
     ax.set_xlim(0, 1.25 * _largest(ece, floor))
     ax.set_xlabel("ECE at a client, %")
@@ -222,8 +222,11 @@ def plot_training(series: Series) -> tuple[Figure, Axes]:
 def save(fig: Figure, path: str | Path) -> Path:
     """PNG, SVG or PDF by the path's ending; the same figure gives the same bytes."""
     path = Path(path)
-    date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
-    fig.savefig(path, dpi=200, metadata=date)
+    kind = path.suffix.lower().removeprefix(".")
+    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    drawn = io.BytesIO()
+    fig.savefig(drawn, format=kind, dpi=200, metadata=date)
+    write_bytes(path, drawn.getvalue())
     return path
 
 

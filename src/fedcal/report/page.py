@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
+from fedcal.errors import unknown
 from fedcal.report import figures, prepare, tables, words
 from fedcal.report.results import BASELINE, Results, Run, load
 from fedcal.report.svg import inline
+from fedcal.store import write_bytes
+
+FIGURE_KINDS = ("png", "svg", "pdf")
 
 
 def write(run_dir: str | Path) -> Path:
     """Write the page of a finished run; a reader never sees half a file."""
     page = Path(run_dir) / "report.html"
-    text = render(load(run_dir))
-    draft = page.with_name("report.html.tmp")
-    draft.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(draft, page)
+    write_bytes(page, render(load(run_dir)).encode())
     return page
 
 
@@ -48,37 +49,49 @@ def render(run: Run) -> str:
     )
 
 
+def draw(run: Run) -> dict[str, tuple[Figure, str]]:
+    """Every figure of a run by its key, with the sentence that describes it."""
+    results, d = run.results, tables.digits(run.results)
+    curves = {name: prepare.prepare_reliability(results, name) for name in results["methods"]}
+    drawn: dict[str, tuple[Figure, str]] = {}
+    for name, curve in curves.items():
+        error = tables.percent(results["methods"][name]["global"]["ece"], d)
+        figure, _ = figures.plot_reliability([curve], curves.get(BASELINE), legend=False)
+        drawn[f"reliability-{name}"] = figure, f"Reliability diagram of {name}: ECE {error} %"
+    for group, scaler in (("local", "with the global scaler"), ("own", "with the client's own scaler")):
+        figure, _ = figures.plot_clients(prepare.prepare_clients(results, group))
+        drawn[f"clients-{group}"] = figure, f"ECE at each client by method, {scaler}"
+    for series in prepare.prepare_training(run.rounds) if run.rounds else []:
+        drawn[f"training-{series.title}"] = figures.plot_training(series)[0], f"{series.title} by round"
+    drawn["ece"] = figures.plot_ece(prepare.prepare_ece(results))[0], "Global ECE by method, with intervals"
+    drawn["skew"] = figures.plot_skew(prepare.prepare_skew(results))[0], "Heat map of labels by client"
+    return drawn
+
+
+def save_all(run_dir: str | Path, folder: str | Path, kind: str = "png") -> list[Path]:
+    """Save every figure of a run as a file of its own."""
+    if kind not in FIGURE_KINDS:
+        raise unknown("figure format", kind, FIGURE_KINDS)
+    drawn = draw(load(run_dir))
+    return [figures.save(fig, Path(folder) / f"{key.replace(' ', '-')}.{kind}") for key, (fig, _) in drawn.items()]
+
+
 def _figures(run: Run) -> dict[str, Any]:
-    results, methods = run.results, run.results["methods"]
-    d = tables.digits(results)
+    """The figures as inline SVG, grouped as the page shows them."""
+    drawn = {
+        key: Markup(inline(fig, key, label)) for key, (fig, label) in draw(run).items()
+    }  # labels are escaped there
 
-    def drawn(plot: tuple[figures.Figure, Any], key: str, label: str) -> Markup:
-        return Markup(inline(plot[0], key, label))  # inline() escapes the label
+    def group(prefix: str) -> dict[str, Markup]:
+        return {key[len(prefix) :]: svg for key, svg in drawn.items() if key.startswith(prefix)}
 
-    before = prepare.prepare_reliability(results, BASELINE) if BASELINE in methods else None
-    reliability = {
-        name: drawn(
-            figures.plot_reliability([prepare.prepare_reliability(results, name)], before, legend=False),
-            f"reliability-{name}",
-            f"Reliability diagram of {name}: ECE {tables.percent(method['global']['ece'], d)} %",
-        )
-        for name, method in methods.items()
+    return {
+        "reliability": group("reliability-"),
+        "clients": group("clients-"),
+        "training": list(group("training-").values()),
+        "ece": drawn["ece"],
+        "skew": drawn["skew"],
     }
-    clients = {
-        group: drawn(
-            figures.plot_clients(prepare.prepare_clients(results, group)),
-            f"clients-{group}",
-            f"ECE at each client by method, {scaler}",
-        )
-        for group, scaler in (("local", "with the global scaler"), ("own", "with the client's own scaler"))
-    }
-    training = [
-        drawn(figures.plot_training(series), f"training-{series.title}", f"{series.title} by round")
-        for series in (prepare.prepare_training(run.rounds) if run.rounds else [])
-    ]
-    ece = drawn(figures.plot_ece(prepare.prepare_ece(results)), "ece", "Global ECE by method, with intervals")
-    skew = drawn(figures.plot_skew(prepare.prepare_skew(results)), "skew", "Heat map of labels by client")
-    return {"reliability": reliability, "ece": ece, "clients": clients, "skew": skew, "training": training}
 
 
 def _tiles(results: Results) -> list[dict[str, str]]:
@@ -112,9 +125,7 @@ def _settings(results: Results) -> list[tuple[str, str]]:
     ]
     parameters = results["data"].get("parameters")
     extra = [("model parameters", f"{parameters:,}".replace(",", " "))] if parameters is not None else []
-    return (
-        config + extra + [(key, str(results[key])) for key in ("device", "torch", "fedcal") if key in results]
-    )
+    return config + extra + [(key, str(results[key])) for key in ("device", "torch", "fedcal") if key in results]
 
 
 def _skew(results: Results) -> dict[str, Any]:

@@ -35,9 +35,7 @@ def load(run_dir: str | Path) -> Run:
 def _load_results(path: Path) -> Results:
     results = _parse(_read(path), str(path))
     if not isinstance(results, dict) or "schema" not in results:
-        raise FedCalError(
-            f"{path}: no 'schema' in it, so not a FedCal result: point to a folder of `fedcal run`"
-        )
+        raise FedCalError(f"{path}: no 'schema' in it, so not a FedCal result: point to a folder of `fedcal run`")
     if results["schema"] != SCHEMA:
         raise FedCalError(
             f"{path}: schema {results['schema']}, this fedcal reads {SCHEMA}: "
@@ -82,6 +80,4 @@ def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise FedCalError(
-            f"{where}: not valid JSON ({error.msg}), perhaps cut short: repeat the run"
-        ) from None
+        raise FedCalError(f"{where}: not valid JSON ({error.msg}), perhaps cut short: repeat the run") from None

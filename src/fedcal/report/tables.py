@@ -85,9 +85,7 @@ def lowest(results: Results) -> str | None:
 
 def note(results: Results) -> str:
     """What the marks in the table mean."""
-    pooled = (
-        f" ({POOLED} looks at pooled calibration data: a reference)" if POOLED in results["methods"] else ""
-    )
+    pooled = f" ({POOLED} looks at pooled calibration data: a reference)" if POOLED in results["methods"] else ""
     return (
         f"Bold: lowest global ECE among the methods that need no pooled validation set{pooled}. "
         "Brackets: 95 % interval. Floor: the ECE a perfectly calibrated model would show on as many samples."
@@ -123,10 +121,7 @@ def markdown(results: Results) -> str:
         return f"| {' | '.join(cells)} |"
 
     head = [line(["Method", *(c.title for c in COLUMNS)]), line(["---", *("---:" for _ in COLUMNS)])]
-    body = [
-        line([_escape_markdown(row.method), *_marked(row, "**{}**", _escape_markdown)])
-        for row in rows(results)
-    ]
+    body = [line([_escape_markdown(row.method), *_marked(row, "**{}**", _escape_markdown)]) for row in rows(results)]
     return "\n".join([*head, *body, "", note(results), ""])
 
 

@@ -85,9 +85,7 @@ def _rivals(results: Results, name: str) -> str:
         parts.append(f"{best} is lower still, {_percent(score['ece'], d)}{tail}")
     pooled = _scores(results, POOLED)
     if pooled is not None and name != POOLED:
-        parts.append(
-            f"{POOLED}, which looks at the pooled calibration data, has {_percent(pooled['ece'], d)}"
-        )
+        parts.append(f"{POOLED}, which looks at the pooled calibration data, has {_percent(pooled['ece'], d)}")
     return "; ".join(parts) + "." if parts else ""
 
 

@@ -21,10 +21,10 @@ METHODS: dict[str, Method] = {
     "avg-t": AvgT(),
     "lr-ts": LRTS(),
     "fedcal": FedCal(),
-    "fedcal-literal": FedCal(**LITERAL),
-    "fedcal-no-wm": FedCal(start="own"),
-    "fedcal-small": FedCal(hidden=8),
-    "fedcal-no-op": FedCal(net="plain"),
+    "fedcal-literal": FedCal("Algorithm 1 as printed: fitted in training rounds, on training data", **LITERAL),
+    "fedcal-no-wm": FedCal("ablation: without weight matching", start="own"),
+    "fedcal-small": FedCal("ablation: 8 hidden units", hidden=8),
+    "fedcal-no-op": FedCal("ablation: a net that need not preserve order", net="plain"),
 }
 
 

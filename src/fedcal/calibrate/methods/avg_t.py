@@ -18,8 +18,9 @@ from fedcal.calibrate.scalers import Params
 
 @dataclass(frozen=True)
 class AvgT(Method):
-    summary = "mean of the clients' temperatures"
     leaves = "one temperature"
+
+    summary: str = "mean of the clients' temperatures"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return {"temperature": torch.ones((), dtype=torch.float64)}

@@ -15,8 +15,9 @@ from fedcal.calibrate.scalers import Params
 
 @dataclass(frozen=True)
 class Ens(Method):
-    summary = "mean of the clients' temperature-scaled probabilities"
     leaves = "one temperature"
+
+    summary: str = "mean of the clients' temperature-scaled probabilities"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return {"temperatures": torch.ones(1, dtype=torch.float64)}

@@ -7,7 +7,7 @@ docs/paper.md has the figures of both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -22,9 +22,9 @@ from fedcal.calibrate.scalers import Params
 
 @dataclass(frozen=True)
 class FedCal(Method):
-    summary = "average of order-preserving nets, aligned by weight matching"
     leaves = "the weights of a K-H-H-K net (H = 64)"
 
+    summary: str = "average of order-preserving nets, aligned by weight matching"
     schedule: Literal["interleaved", "post-hoc"] = "post-hoc"
     rounds: int = 30
     logits_of: Literal["local", "received"] = "received"
@@ -33,7 +33,7 @@ class FedCal(Method):
     start: Literal["matched", "own", "global"] = "matched"  # where training starts: its own net, aligned or not, or π̄
     shared_init: bool = True  # the first net is the server's; else every client draws its own
     weights: Literal["equal", "samples"] = "equal"
-    training: Training = Training()
+    training: Training = field(default_factory=Training)
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return scalers.init_mlp(n_classes, self.hidden, rng)
@@ -63,4 +63,10 @@ class FedCal(Method):
         return permute(own, perms), {"permuted_share": permuted_share(perms)}
 
 
-LITERAL: dict[str, Any] = {"schedule": "interleaved", "rounds": 0, "logits_of": "local", "fit_on": "train", "net": "raw"}
+LITERAL: dict[str, Any] = {
+    "schedule": "interleaved",
+    "rounds": 0,
+    "logits_of": "local",
+    "fit_on": "train",
+    "net": "raw",
+}

@@ -9,7 +9,6 @@ ridge as strong as the data. No step size, and the fixed point is a regression o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,14 +21,16 @@ from fedcal.calibrate.scalers import Params
 
 @dataclass(frozen=True)
 class LRTS(Method):
-    summary = "temperature predicted from the logits by a linear model (FedAvg)"
     leaves = "a linear model's K + 1 numbers"
 
-    schedule: Literal["interleaved", "post-hoc"] = "post-hoc"
+    summary: str = "temperature predicted from the logits by a linear model (FedAvg)"
     rounds: int = 20
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
-        return {"weight": torch.zeros(n_classes, dtype=torch.float64), "bias": torch.ones((), dtype=torch.float64)}
+        return {
+            "weight": torch.zeros(n_classes, dtype=torch.float64),
+            "bias": torch.ones((), dtype=torch.float64),
+        }
 
     def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
         fit = fit_temperature(logits, labels)

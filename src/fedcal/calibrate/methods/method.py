@@ -35,11 +35,11 @@ class Update:
 class Method(ABC):
     """A method's shape. Subclasses are final; their fields are the method's options."""
 
-    summary: ClassVar[str]
     leaves: ClassVar[str]  # what leaves a client
     additive: ClassVar[bool] = False  # the server only adds updates up: secure aggregation can do that
     needs_pooled_data: ClassVar[bool] = False  # an upper bound, not a federated method
 
+    summary: str = ""
     schedule: Literal["interleaved", "post-hoc"] = "post-hoc"  # within Algorithm 1, or on the frozen final model only
     rounds: int = 1  # rounds over all clients on the frozen final model (after an interleaved run: additional ones)
     logits_of: Literal["local", "received"] = "local"  # interleaved: the model whose logits a client fits on
@@ -69,7 +69,7 @@ def mean(updates: list[Update], weighted: bool = False) -> Params:
     weights /= weights.sum()
     first = updates[0].content
     return {
-        name: sum(w * u.content[name].double() for w, u in zip(weights, updates, strict=True)).to(value.dtype)
+        name: torch.tensordot(weights, torch.stack([u.content[name].double() for u in updates]), dims=1).to(value.dtype)
         for name, value in first.items()
     }
 

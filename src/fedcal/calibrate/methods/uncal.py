@@ -13,9 +13,9 @@ from fedcal.calibrate.scalers import Params
 
 @dataclass(frozen=True)
 class Uncal(Method):
-    summary = "no calibration"
     leaves = "nothing"
 
+    summary: str = "no calibration"
     rounds: int = 0
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:

@@ -1,4 +1,4 @@
-"""Val. TS: one temperature fitted on everybody's calibration data, pooled. The paper's upper bound, not a federation."""
+"""Val. TS: one temperature for everybody's pooled calibration data: the paper's upper bound, not a federation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from fedcal.calibrate.scalers import Params
 
 @dataclass(frozen=True)
 class ValTS(Method):
-    summary = "temperature on the pooled calibration data (upper bound)"
     leaves = "every calibration logit and label"
     needs_pooled_data = True
+
+    summary: str = "temperature on the pooled calibration data (upper bound)"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return {"temperature": torch.ones((), dtype=torch.float64)}
