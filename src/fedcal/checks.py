@@ -5,27 +5,34 @@ Every function returns tensors, and raises `FedCalError` with one line that name
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Mapping
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, unknown
 
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
 
 
 def as_tensor(values: Any, what: str) -> Tensor:
-    """An array-like as a tensor (no copy where none is needed)."""
+    """An array-like as a tensor on the CPU (no copy where none is needed)."""
     try:
-        array = values.detach() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+        array = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(_plain(np.asarray(values)))
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: {reason}") from None
     if array.is_complex() or array.dtype == torch.bool:
         raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")
     return array
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """What torch can share: this machine's byte order, forward strides, writable."""
+    return np.require(array, array.dtype.newbyteorder("="), "CW")
 
 
 def check_matrix(values: Any, what: str) -> Tensor:
@@ -75,12 +82,43 @@ def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "label
             f"{what} must have shape (samples,), not {tuple(labels.shape)}; one-hot labels need argmax first"
         )
     if labels.is_floating_point():
-        if len(labels) and not torch.equal(labels, labels.round()):
-            raise FedCalError(f"{what} must be integers, not {labels.dtype} with fractions or NaN")
-        labels = labels.long()
+        whole = labels % 1 == 0  # not so for NaN and infinity
+        if not whole.all():
+            worst = float(labels[~whole][0])
+            raise FedCalError(f"{what} must be whole numbers: found {worst:g} ({int((~whole).sum())} such)")
+    labels = labels.long()
     if len(labels) != n_samples:
         raise FedCalError(f"{len(labels)} {what} for {n_samples} rows: they must be as many")
     if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < n_classes):
         worst = int(labels.max()) if int(labels.max()) >= n_classes else int(labels.min())
         raise FedCalError(f"{what} must lie in 0..{n_classes - 1}: found {worst}")
-    return labels.long()
+    return labels
+
+
+def check_whole(value: Any, what: str, low: int = 1) -> int:
+    """A whole number of at least `low`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < low:
+        raise FedCalError(f"{what} must be a whole number of at least {low}, not {value!r}")
+    return int(value)
+
+
+def check_value(what: str, value: Any, hint: Any, rules: Mapping[str, Any]) -> None:
+    """A value of the annotated type (`kind`, `kind | None` or a Literal), within `low`, `above`, `below` and `high`."""
+    kinds = get_args(hint) or (hint,)
+    if value is None and type(None) in kinds:
+        return
+    kind = kinds[0]
+    if isinstance(kind, str):  # a Literal
+        if value not in kinds:
+            raise unknown(what, value, kinds)
+        return
+    if not isinstance(value, int | float if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
+        raise FedCalError(f"{what} must be {kind.__name__}, not {value!r}")
+    for rule, holds, words in (
+        ("low", operator.ge, "at least"),
+        ("above", operator.gt, "above"),
+        ("below", operator.lt, "below"),
+        ("high", operator.le, "at most"),
+    ):
+        if rule in rules and not holds(value, rules[rule]):  # nothing holds of NaN
+            raise FedCalError(f"{what} must be {words} {rules[rule]}, not {value}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -37,6 +37,12 @@ class Format(StrEnum):
     latex = "latex"
 
 
+class FigureFormat(StrEnum):
+    png = "png"
+    svg = "svg"
+    pdf = "pdf"
+
+
 # --- run -----------------------------------------------------------------------------------------------------------
 
 
@@ -56,8 +62,7 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
     options: dict[str, Any] = {name: tuple(v) if name == "method" else v for name, v in given.items() if v is not None}
     stored = out_dir / "config.json" if out_dir else None
     if resume and stored and stored.exists():  # what is not said again is as it was
-        options = {**Config.from_dict(read_json(stored), str(stored)).to_dict(), **options}
-        config = Config.from_dict({**options, "method": list(options["method"])}, str(stored))
+        config = replace(Config.from_dict(read_json(stored), str(stored)), **options)
     else:
         config = Config(**options)
     folder = out_dir or _next_folder(config)
@@ -170,7 +175,7 @@ def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     table: Annotated[Format, typer.Option("--format", "-f", help="Form of the table.")] = Format.terminal,
     figures: Annotated[Path | None, typer.Option(help="Also save every figure into this folder.")] = None,
-    kind: Annotated[str, typer.Option("--figure-format", help="png, svg or pdf.")] = "png",
+    kind: Annotated[FigureFormat, typer.Option("--figure-format", help="Form of the figures.")] = FigureFormat.png,
 ) -> None:
     """Print a run's table, and write its report.html anew."""
     from fedcal import report as reporting
@@ -244,17 +249,26 @@ def version_option(
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: bad input ends in one line on stderr and exit 2, never in a traceback."""
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = app(args=arguments, prog_name="fedcal", standalone_mode=False)
     except FedCalError as error:
         _stop(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         _stop("stopped; a run goes on with --resume", 130)
+    except OSError as error:
+        _stop(f"{error.filename or 'files'}: {error.strerror or error}; choose another place", 2)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        _stop(error.format_message(), 2)  # type: ignore[attr-defined] - typer's own usage errors
+        _stop(_usage(error), 2)
     else:
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: Any) -> str:
+    """A usage error of typer's, with the command that helps; it has no words for a command left out."""
+    context = getattr(error, "ctx", None)
+    message = error.format_message().rstrip(".") or "choose a command"
+    return f"{message}: see {context.command_path if context else 'fedcal'} --help"
 
 
 def _stop(message: str, code: int) -> None:

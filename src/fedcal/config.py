@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from fedcal.calibrate.fit import Training
 from fedcal.calibrate.methods import METHODS, Method, get_method
 from fedcal.calibrate.methods.fedcal import FedCal
+from fedcal.checks import check_value
 from fedcal.data import DATASETS
 from fedcal.data.partition import PARTITIONS
 from fedcal.errors import FedCalError, unknown
@@ -20,7 +20,8 @@ MACHINE = ("data_dir", "device", "threads")  # where a run happens, not what it 
 
 
 def _option(default: Any, help: str, group: str, **check: Any) -> Any:
-    return field(default=default, metadata={"help": help, "group": group, **check})
+    most = {"high": 10**9} if check else {}  # of any number; infinity is more
+    return field(default=default, metadata={"help": help, "group": group, "rules": {**most, **check}})
 
 
 @dataclass(frozen=True)
@@ -64,29 +65,32 @@ class Config:
     scaler_steps: int = _option(Training.steps, "fedcal: Adam steps a round at most.", "Calibration", low=0)
     scaler_weight_decay: float = _option(Training.weight_decay, "fedcal: weight decay of the net.", "Calibration", low=0)
 
-    n_bins: int = _option(15, "Bins of the ECE.", "Running", low=1)
-    seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0)
+    n_bins: int = _option(15, "Bins of the ECE.", "Running", low=1, high=10_000)
+    seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0, high=2**63 - 1)
     device: str = _option("cpu", "cpu, cuda or cuda:N; calibration itself stays on the CPU.", "Running")
-    threads: int | None = _option(None, "CPU threads [default: 1 for logistic and mlp, else PyTorch's choice].", "Running", low=1)
+    threads: int | None = _option(None, "CPU threads [default: 1 for logistic and mlp, else PyTorch's choice].", "Running", low=1, high=1024)
     checkpoint_every: int = _option(5, "Rounds between two checkpoints.", "Running", low=1)
     # fmt: on
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for entry in fields(self):
-            value = getattr(self, entry.name)
-            if value is not None:
-                _check_value(entry.name, value, hints[entry.name], entry.metadata)
+            if entry.name != "method":
+                check_value(entry.name, getattr(self, entry.name), hints[entry.name], entry.metadata["rules"])
         if self.data not in DATASETS:
             raise unknown("data set", self.data, DATASETS)
         if self.model is not None and self.model not in MODELS:
             raise unknown("model", self.model, MODELS)
         if self.partition is not None and self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
+        if not isinstance(self.method, tuple) or not all(isinstance(name, str) for name in self.method):
+            raise FedCalError(f"method must be a tuple of names, not {self.method!r}")
         if not self.method:
             raise FedCalError("no method given: leave method out for all of them")
-        for name in self.method:
+        for name, times in Counter(self.method).items():
             get_method(name)
+            if times > 1:
+                raise FedCalError(f"method {name!r} is given {times} times: name it once")
 
     def resolve(self) -> Config:
         """The same with every `None` that depends on the data filled in."""
@@ -139,28 +143,7 @@ class Config:
         given: dict[str, Any] = {
             k: tuple(v) if k == "method" and isinstance(v, list) else v for k, v in values.items() if k != "schema"
         }
-        return cls(**given)
-
-
-def _check_value(name: str, value: Any, hint: Any, rules: Any) -> None:
-    """One field's type and range."""
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
-    if isinstance(kinds[0], str):  # a Literal
-        if value not in kinds:
-            raise unknown(name, str(value), kinds)
-        return
-    if name == "method":
-        if not isinstance(value, tuple) or not all(isinstance(v, str) for v in value):
-            raise FedCalError(f"method must be a tuple of names, not {value!r}")
-        return
-    kind: Callable[..., Any] = kinds[0]
-    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)  # type: ignore[arg-type]
-    if not fits or (isinstance(value, bool) and kind is not bool):
-        raise FedCalError(f"{name} must be {getattr(kind, '__name__', kind)}, not {value!r}")
-    for rule, holds, words in (
-        ("low", lambda v, r: v >= r, "at least"),
-        ("above", lambda v, r: v > r, "above"),
-        ("below", lambda v, r: v < r, "below"),
-    ):
-        if rule in rules and not (math.isfinite(value) and holds(value, rules[rule])):
-            raise FedCalError(f"{name} must be {words} {rules[rule]}, not {value}")
+        try:
+            return cls(**given)
+        except FedCalError as error:
+            raise FedCalError(f"{source}: {error}") from None

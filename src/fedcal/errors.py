@@ -9,10 +9,13 @@ from collections.abc import Iterable
 class FedCalError(ValueError):
     """Bad input or a bad state of files: one line that says what is wrong, where, and what to do."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))  # a path, or another library's words, may hold a newline
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> FedCalError:
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:
     """The error for a name that is not in `known`, with the nearest one as a hint."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
     return FedCalError(f"unknown {kind} {name!r}: {hint}")

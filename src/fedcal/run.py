@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -28,9 +29,18 @@ from fedcal.config import MACHINE, SCHEMA, Config
 from fedcal.errors import FedCalError
 from fedcal.federation import Federation, Record
 from fedcal.measure.tally import Tally, over_clients, pooled
-from fedcal.store import nest, read_json, read_tensors, unnest, write_bytes, write_json, write_tensors
+from fedcal.store import append_line, nest, read_json, read_tensors, unnest, write_bytes, write_json, write_tensors
 
 Results = dict[str, Any]
+
+FILES = (  # of a run folder, besides the scalers
+    "config.json",
+    "rounds.jsonl",
+    "results.json",
+    "model.safetensors",
+    "report.html",
+    "checkpoint.safetensors",
+)
 
 
 def run(
@@ -54,20 +64,18 @@ def run(
         torch.set_num_threads(1)
     folder = Path(out) if out is not None else None
     if folder:
-        _open_folder(folder, config, resume, overwrite)
+        _check_folder(folder, config, resume, overwrite)
         if resume and (folder / "results.json").exists() and not (folder / "checkpoint.safetensors").exists():
             return read_json(folder / "results.json")
     state = federation.assemble(config)
     if folder:
-        write_json(folder / "config.json", config.to_dict())
-        _go_on(folder, state)
+        _open_folder(folder, state, resume)
     on_start(state)
 
     def after_round(state: Federation, record: Record) -> None:
         on_round(record)
         if folder:
-            with (folder / "rounds.jsonl").open("a") as file:
-                file.write(json.dumps(record, sort_keys=True) + "\n")
+            append_line(folder / "rounds.jsonl", json.dumps(record, sort_keys=True))
             if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
                 _save_checkpoint(folder, state)
 
@@ -162,44 +170,38 @@ def _version() -> str:
 # --- the folder ----------------------------------------------------------------------------------------------------
 
 
-def _open_folder(folder: Path, config: Config, resume: bool, overwrite: bool) -> None:
-    """Refuse to mix runs; make sure early that the folder can be written."""
-    if folder.exists() and not folder.is_dir():
+def _check_folder(folder: Path, config: Config, resume: bool, overwrite: bool) -> None:
+    """Refuse to mix runs. Nothing is written or deleted yet."""
+    if resume and overwrite:
+        raise FedCalError("resume and overwrite contradict each other: give one of them")
+    if os.path.exists(folder) and not os.path.isdir(folder):  # unlike Path's, these never raise
         raise FedCalError(f"{folder} is a file: choose another folder")
-    if (folder / "config.json").exists():
-        if resume:
-            stored = Config.from_dict(read_json(folder / "config.json"), str(folder / "config.json"))
-            for name, value in asdict(stored).items():
-                if name not in MACHINE and value != (mine := getattr(config, name)):
-                    raise FedCalError(
-                        f"{folder} was run with {name}={value!r}, not {mine!r}: leave it out, or use another folder"
-                    )
-            return
-        if not overwrite:
+    if overwrite or not (found := [name for name in FILES if os.path.exists(folder / name)]):
+        return
+    if not resume:
+        raise FedCalError(
+            f"{folder} holds a run already ({found[0]}): go on with --resume, replace it with --overwrite, "
+            "or choose another"
+        )
+    stored = Config.from_dict(read_json(folder / "config.json"), str(folder / "config.json"))
+    for name, value in asdict(stored).items():
+        if name not in MACHINE and value != (mine := getattr(config, name)):
             raise FedCalError(
-                f"{folder} holds a run already: go on with --resume, replace it with --overwrite, or choose another"
+                f"{folder} was run with {name}={value!r}, not {mine!r}: leave it out, or use another folder"
             )
-        for name in (
-            "config.json",
-            "results.json",
-            "rounds.jsonl",
-            "model.safetensors",
-            "checkpoint.safetensors",
-            "report.html",
-        ):
-            (folder / name).unlink(missing_ok=True)
-        for scaler in (folder / "scalers").glob("*.safetensors"):
-            scaler.unlink()
-    write_bytes(folder / "rounds.jsonl", b"")
 
 
-def _go_on(folder: Path, state: Federation) -> None:
-    """Take up the last checkpoint, if there is one, and the log as it stood then."""
-    path = folder / "checkpoint.safetensors"
-    if path.exists():
-        _load_checkpoint(path, state)
-    lines = (folder / "rounds.jsonl").read_text().splitlines() if (folder / "rounds.jsonl").exists() else []
-    write_bytes(folder / "rounds.jsonl", "".join(line + "\n" for line in lines[: state.round]).encode())
+def _open_folder(folder: Path, state: Federation, resume: bool) -> None:
+    """Take up the last checkpoint, if there is one, and the log as it stood then; or clear an earlier run away."""
+    checkpoint, log = folder / "checkpoint.safetensors", folder / "rounds.jsonl"
+    if resume and checkpoint.exists():
+        _load_checkpoint(checkpoint, state)
+    elif not resume:
+        for old in (*(folder / name for name in FILES), *(folder / "scalers").glob("*.safetensors")):
+            old.unlink(missing_ok=True)
+    lines = log.read_bytes().splitlines(keepends=True)[: state.round] if state.round and log.exists() else []
+    write_json(folder / "config.json", state.config.to_dict())
+    write_bytes(log, b"".join(lines))
 
 
 def _save_checkpoint(folder: Path, state: Federation) -> None:
@@ -223,8 +225,9 @@ def _save_checkpoint(folder: Path, state: Federation) -> None:
 
 def _load_checkpoint(path: Path, state: Federation) -> None:
     tensors, about = read_tensors(path)
-    mine, theirs = state.config.to_dict(), about.get("config", {})
-    if about.get("schema") != SCHEMA or any(theirs.get(k) != v for k, v in mine.items() if k not in MACHINE):
+    mine, theirs = state.config.to_dict(), about.get("config")
+    known = about.get("schema") == SCHEMA and isinstance(theirs, dict)
+    if not known or any(theirs.get(k) != v for k, v in mine.items() if k not in MACHINE):
         raise FedCalError(f"{path} belongs to another run: delete it, or use another folder")
     try:
         state.model.load_state_dict(unnest("model", tensors))

@@ -34,6 +34,17 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise FedCalError(f"cannot write {path}: {error.strerror or error}; choose a folder you can write to") from None
 
 
+def append_line(path: Path, line: str) -> None:
+    """One more line at the end of a log."""
+    try:
+        with path.open("a") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        raise FedCalError(
+            f"cannot write {path}: {error.strerror or error}; mend that and go on with --resume"
+        ) from None
+
+
 def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
@@ -51,7 +62,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FedCalError(f"{path} is missing: is {path.parent} a run folder?") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FedCalError(f"{path} cannot be read as JSON ({str(error).splitlines()[0]}): run it anew") from None
     if not isinstance(content, dict):
         raise FedCalError(f"{path} should hold a JSON object, not {type(content).__name__}: run it anew")
@@ -71,12 +82,14 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("fedcal", "null"))
             if not isinstance(about, dict):
-                raise FedCalError(f"{path} was not written by fedcal: its header says nothing of it")
+                raise FedCalError(f"{path} was not written by fedcal: delete it, or use another folder")
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 - not a dict
     except FileNotFoundError:
         raise FedCalError(f"{path} is missing") from None
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise FedCalError(f"{path} is damaged or no safetensors file ({str(error).splitlines()[0]})") from None
+        raise FedCalError(
+            f"{path} is damaged or no safetensors file ({str(error).splitlines()[0]}): delete it, or use another folder"
+        ) from None
 
 
 def nest(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

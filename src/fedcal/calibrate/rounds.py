@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import Tensor
 
 from fedcal.calibrate.methods import Method, Update, get_method
 from fedcal.calibrate.methods.method import n_bytes
 from fedcal.calibrate.scalers import Params
-from fedcal.checks import check_labels, check_logits
+from fedcal.checks import check_labels, check_logits, check_value, check_whole
 from fedcal.errors import FedCalError
 from fedcal.seeds import torch_rng
 
@@ -32,11 +32,15 @@ class Calibration:
     bytes_down: int = 0
     notes: Counter[str] = field(default_factory=Counter)  # summed over updates
     updates: int = 0
+    n_classes: int = 0  # K of the logits that it takes; 0: not known
 
     def apply(self, logits: Any, client: str | int | None = None) -> Tensor:
         """Calibrated logits in float64: by the global scaler, or by that client's own if it has one."""
         chosen = self.own.get(str(client), {}) if client is not None else {}
-        return self.method.apply(chosen or self.params, check_logits(logits).double())
+        logits = check_logits(logits)
+        if self.n_classes not in (0, logits.shape[1]):
+            raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
+        return self.method.apply(chosen or self.params, logits.double())
 
     def predict_proba(self, logits: Any, client: str | int | None = None) -> Tensor:
         """Calibrated probabilities."""
@@ -45,7 +49,7 @@ class Calibration:
 
 def begin(method: Method, n_classes: int, seed: int) -> Calibration:
     """The server's start: the same first net for every method of a run, so that ablations differ in one thing."""
-    return Calibration(method, method.init(n_classes, torch_rng(seed, "scaler")))
+    return Calibration(method, method.init(n_classes, torch_rng(seed, "scaler")), n_classes=n_classes)
 
 
 def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: int) -> None:
@@ -90,25 +94,40 @@ def calibrate(
         rounds: rounds in which all clients take part; the method's own number if not given.
         options: the method's options, e.g. `net="raw"` for fedcal.
     """
-    chosen = get_method(method, **options)
-    named = clients if isinstance(clients, Mapping) else {str(i): pair for i, pair in enumerate(clients)}
-    samples = _check_clients(named)
+    chosen = _check_method(method, options)
+    rounds = chosen.rounds if rounds is None else check_whole(rounds, "rounds", low=0)
+    seed = check_whole(seed, "seed", low=0)
+    samples = _check_clients(clients)
     n_classes = next(iter(samples.values()))[0].shape[1]
-    if rounds is not None and rounds < 0:
-        raise FedCalError(f"rounds must be at least 0, not {rounds}")
     state = begin(chosen, n_classes, seed)
-    for _ in range(chosen.rounds if rounds is None else rounds):
+    for _ in range(rounds):
         calibration_round(state, samples, seed)
     return state
 
 
-def _check_clients(clients: Mapping[Any, tuple[Any, Any]]) -> dict[str, Samples]:
-    """Each client's samples as tensors; all of them with the same number of classes."""
-    if not clients:
+def _check_method(name: Any, options: dict[str, Any]) -> Method:
+    """The method, once its options are known to be of the right kind."""
+    if not isinstance(name, str):
+        raise FedCalError(f"method must be a name (see `fedcal methods`), not {name!r}")
+    method = get_method(name, **options)
+    hints = get_type_hints(type(method))
+    for option, value in options.items():
+        check_value(f"{name}: {option}", value, hints[option], {"low": 1} if hints[option] is int else {})
+    return method
+
+
+def _check_clients(clients: Any) -> dict[str, Samples]:
+    """Each client's samples as tensors, by name; all of them with the same number of classes."""
+    if not isinstance(clients, Iterable):
+        raise FedCalError(f"clients must be a list of pairs (logits, labels), not {type(clients).__name__}")
+    named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
+    if not named:
         raise FedCalError("no clients: give (logits, labels) of at least one")
     samples: dict[str, Samples] = {}
     width = 0
-    for name, pair in clients.items():
+    for name, pair in named.items():
+        if str(name) in samples:
+            raise FedCalError(f"two clients have the name {str(name)!r}: name them apart")
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise FedCalError(f"client {name}: expected a pair (logits, labels), not {type(pair).__name__}")
         try:
@@ -121,5 +140,5 @@ def _check_clients(clients: Mapping[Any, tuple[Any, Any]]) -> dict[str, Samples]
         width = logits.shape[1]
         samples[str(name)] = logits.double(), labels
     if not sum(len(labels) for _, labels in samples.values()):
-        raise FedCalError("no samples: every client is empty")
+        raise FedCalError("no samples: every client is empty; at least one needs some")
     return samples

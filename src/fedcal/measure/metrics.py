@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.checks import check_labels, check_matrix, check_probs
+from fedcal.checks import check_labels, check_matrix, check_probs, check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.reliability import Reliability, equal_width, top_label
 
@@ -24,6 +24,10 @@ def _checked(probs: Any, labels: Any) -> tuple[Tensor, Tensor]:
     return probs, labels
 
 
+def _top_bins(probs: Any, labels: Any, n_bins: int) -> Reliability:
+    return Reliability.of_top(*top_label(*_checked(probs, labels)), equal_width(n_bins))
+
+
 def accuracy(probs: Any, labels: Any) -> float:
     """Share of samples whose most probable class (the first, on a tie) is the label."""
     probs, labels = _checked(probs, labels)
@@ -34,8 +38,7 @@ def top_k(scores: Any, labels: Any, k: int = 3) -> float:
     """Share of samples whose label is among the k highest scores. Any scores do: only their order counts."""
     scores = check_matrix(scores, "scores")
     labels = check_labels(labels, *scores.shape)
-    if not isinstance(k, int) or k < 1:
-        raise FedCalError(f"k must be a whole number of at least 1, not {k!r}")
+    k = check_whole(k, "k")
     if not len(labels):
         raise FedCalError("no samples: a metric of an empty set is undefined")
     return float(rank_of_label(scores, labels).lt(k).double().mean())
@@ -68,12 +71,12 @@ def squared_error(probs: Tensor, labels: Tensor) -> Tensor:
 
 def ece(probs: Any, labels: Any, n_bins: int = 15) -> float:
     """Expected calibration error of the top label: equal-width bins (lo, hi], confidence exactly 1 in the last."""
-    return Reliability.of(*_checked(probs, labels), n_bins).ece()
+    return _top_bins(probs, labels, n_bins).ece()
 
 
 def mce(probs: Any, labels: Any, n_bins: int = 15) -> float:
     """Largest gap between confidence and accuracy of any bin."""
-    return Reliability.of(*_checked(probs, labels), n_bins).mce()
+    return _top_bins(probs, labels, n_bins).mce()
 
 
 def equal_mass_ece(probs: Any, labels: Any, n_bins: int = 15) -> float:

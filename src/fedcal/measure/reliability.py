@@ -12,22 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from fedcal.checks import check_labels, check_probs
+from fedcal.checks import check_labels, check_probs, check_whole
 from fedcal.errors import FedCalError
 from fedcal.seeds import numpy_rng
 
 LIMB = 26  # confidence ≈ (high · 2²⁶ + low) / 2⁵², both limbs integers
-BLOCK = 1 << 24  # samples binned at once: float64 adds up 2²⁴ limbs of 26 bits without rounding
+BLOCK = 1 << 15  # samples binned at once: they stay in cache, and float64 adds up 2²⁶ limbs of 26 bits exactly
 
 
 def equal_width(n_bins: int) -> np.ndarray:
     """The edges of n equal bins on [0, 1]; bin m holds lo < confidence ≤ hi (Definition 3.2), 0 joins the first."""
-    if not isinstance(n_bins, int | np.integer) or n_bins < 1:
-        raise FedCalError(f"n_bins must be a whole number of at least 1, not {n_bins!r}")
-    return np.linspace(0.0, 1.0, int(n_bins) + 1)
+    return np.linspace(0.0, 1.0, check_whole(n_bins, "n_bins") + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +127,7 @@ class Reliability:
 
     def band(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Between which accuracies a perfectly calibrated model's bins would lie; NaN where empty."""
-        tail, n = (1 - level) / 2, np.where(self.count > 0, self.count, np.nan)
+        tail, n = _tail(level), np.where(self.count > 0, self.count, np.nan)
         p = np.clip(self._filled_confidence(), 0.0, 1.0)
         return binom.ppf(tail, self.count, p) / n, binom.ppf(1 - tail, self.count, p) / n
 
@@ -144,7 +143,7 @@ class Reliability:
         count = rng.multinomial(self.n, self.count / self.n, size=draws)
         accuracy = self.correct / np.maximum(self.count, 1)
         ece = np.abs(count * self._filled_confidence() - rng.binomial(count, accuracy)).sum(1) / self.n
-        tail, here = (1 - level) / 2, self.ece()
+        tail, here = _tail(level), self.ece()
         low, high = np.quantile(ece, [tail, 1 - tail])
         return max(0.0, float(2 * here - high)), max(0.0, float(2 * here - low))
 
@@ -159,7 +158,7 @@ class Reliability:
 
     def merge_to(self, n_bins: int) -> Reliability:
         """Neighbouring bins joined until each holds about 1/n of the samples: equal-mass bins from a fine histogram."""
-        share = np.cumsum(self.count) / max(self.n, 1)
+        n_bins, share = check_whole(n_bins, "n_bins"), np.cumsum(self.count) / max(self.n, 1)
         cuts = np.unique(np.searchsorted(share, np.arange(1, n_bins) / n_bins - 1e-12) + 1)
         starts = np.concatenate([[0], cuts[cuts < len(self.count)]])
         sums = (np.add.reduceat(s, starts) for s in self._sums())
@@ -169,16 +168,20 @@ class Reliability:
         return self.confidence_sum / np.maximum(self.count, 1)
 
 
+def _tail(level: float) -> float:
+    if not 0 < level < 1:
+        raise FedCalError(f"level must lie between 0 and 1, not {level}: try 0.95")
+    return (1 - level) / 2
+
+
 def find_bins(confidence: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """The bin of each confidence: edges[b] < confidence ≤ edges[b + 1], and 0 in the first."""
     last = len(edges) - 2
     if not np.array_equal(edges, equal_width(last + 1)):
         return np.searchsorted(edges[1:-1], confidence, side="left")
-    # Equal widths: the bin follows from a product, which may round across an edge; one look at the edges puts it right.
-    bins = np.minimum((confidence * (last + 1)).astype(np.int64), last)
-    bins -= confidence <= edges[bins]
-    np.maximum(bins, 0, out=bins)
-    bins += confidence > edges[bins + 1]
+    # Equal widths: a product just too small finds the bin, or the one below, which a look at its upper edge puts right.
+    bins = (confidence * ((last + 1) * (1 - 2.0**-50))).astype(np.int64)
+    bins += confidence > edges[1:][bins]
     return bins
 
 
@@ -186,6 +189,8 @@ def top_label(probs: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Each sample's confidence (in float64) and whether its top class, the first on a tie, is the label."""
     confidence = probs.amax(dim=1)
     correct = probs.gather(1, labels[:, None])[:, 0] == confidence
-    tied = correct & (confidence <= 0.51)  # above one half no two classes can tie: only the rest needs an argmax
-    correct[tied] = probs[tied].argmax(dim=1) == labels[tied]
+    low = (correct & (confidence <= 0.51)).nonzero()[:, 0]  # above one half no two classes can tie
+    rows, tops = probs[low], confidence[low, None]
+    if torch.count_nonzero(rows == tops) > len(low):  # an argmax is slow, and few sets have ties
+        correct[low] = rows.argmax(dim=1) == labels[low]
     return confidence.double().numpy(), correct.numpy()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedcal.errors import FedCalError
 from fedcal.measure.metrics import classwise, rank_of_label, squared_error
 from fedcal.measure.reliability import Reliability, equal_width
 
@@ -38,6 +39,8 @@ class Tally:
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, n_bins: int = 15) -> Tally:
         """From (N, K) calibrated logits in float64: ranks are read off them, for probabilities underflow."""
+        if not logits.isfinite().all():
+            raise FedCalError("logits are not finite, so the model or a scaler diverged: lower lr or scaler_lr")
         log_probs, rank = logits.log_softmax(dim=1), rank_of_label(logits, labels)
         probs, correct = log_probs.exp(), (rank == 0).numpy()
         confidence = probs.amax(dim=1).numpy() if len(labels) else np.empty(0)
