@@ -47,7 +47,7 @@ def main() -> int:
         table.add_row(*cells(row))
     Console().print(table)
     if args.record:
-        record(rows)
+        record(rows, args.repeats)
     return 0 if all(row.reached for row in rows) else 1
 
 
@@ -64,11 +64,11 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def record(rows: list[Row]) -> None:
+def record(rows: list[Row], repeats: int) -> None:
     """A dated section on top of the earlier ones."""
     path, title = HERE / "RECORDS.md", "# Records\n\n" + KEY + "\n"
     earlier = path.read_text().removeprefix(title) if path.exists() else ""
-    lines = [f"## {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {commit()}", "", machine(), ""]
+    lines = [f"## {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {commit()}, {repeats} runs each", "", machine(), ""]
     lines += ["| " + " | ".join(line) + " |" for line in (COLUMNS, ["---"] * len(COLUMNS), *map(cells, rows))]
     path.write_text(title + "\n" + "\n".join(lines) + "\n" + earlier)
 

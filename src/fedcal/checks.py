@@ -6,7 +6,7 @@ Every function returns tensors, and raises `FedCalError` with one line that name
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import numpy as np
@@ -16,6 +16,12 @@ from torch import Tensor
 from fedcal.errors import FedCalError, unknown
 
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
+RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them holds of NaN
+    "low": (operator.ge, "at least"),
+    "above": (operator.gt, "above"),
+    "below": (operator.lt, "below"),
+    "high": (operator.le, "at most"),
+}
 
 
 def as_tensor(values: Any, what: str) -> Tensor:
@@ -32,7 +38,7 @@ def as_tensor(values: Any, what: str) -> Tensor:
 
 def _plain(array: np.ndarray) -> np.ndarray:
     """What torch can share: this machine's byte order, forward strides, writable."""
-    return np.require(array, array.dtype.newbyteorder("="), "CW")
+    return np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
 
 
 def check_matrix(values: Any, what: str) -> Tensor:
@@ -103,22 +109,18 @@ def check_whole(value: Any, what: str, low: int = 1) -> int:
 
 
 def check_value(what: str, value: Any, hint: Any, rules: Mapping[str, Any]) -> None:
-    """A value of the annotated type (`kind`, `kind | None` or a Literal), within `low`, `above`, `below` and `high`."""
+    """A value of the annotated type (`kind`, `kind | None` or a Literal), within `rules` (see RULES)."""
     kinds = get_args(hint) or (hint,)
+    kind: Any = kinds[0]
     if value is None and type(None) in kinds:
         return
-    kind = kinds[0]
     if isinstance(kind, str):  # a Literal
         if value not in kinds:
             raise unknown(what, value, kinds)
         return
     if not isinstance(value, int | float if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
         raise FedCalError(f"{what} must be {kind.__name__}, not {value!r}")
-    for rule, holds, words in (
-        ("low", operator.ge, "at least"),
-        ("above", operator.gt, "above"),
-        ("below", operator.lt, "below"),
-        ("high", operator.le, "at most"),
-    ):
-        if rule in rules and not holds(value, rules[rule]):  # nothing holds of NaN
-            raise FedCalError(f"{what} must be {words} {rules[rule]}, not {value}")
+    for rule, bound in rules.items():
+        holds, words = RULES[rule]
+        if not holds(value, bound):
+            raise FedCalError(f"{what} must be {words} {bound}, not {value}")

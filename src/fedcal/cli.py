@@ -255,7 +255,8 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         _stop("stopped; a run goes on with --resume", 130)
     except OSError as error:
-        _stop(f"{error.filename or 'files'}: {error.strerror or error}; choose another place", 2)
+        where = f"{error.filename}: " if error.filename else ""
+        _stop(f"{where}{error.strerror or error}; check that path, or choose another", 2)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

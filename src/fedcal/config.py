@@ -20,8 +20,9 @@ MACHINE = ("data_dir", "device", "threads")  # where a run happens, not what it 
 
 
 def _option(default: Any, help: str, group: str, **check: Any) -> Any:
-    most = {"high": 10**9} if check else {}  # of any number; infinity is more
-    return field(default=default, metadata={"help": help, "group": group, "rules": {**most, **check}})
+    if check:
+        check.setdefault("high", 10**9)  # of any number: infinity is more
+    return field(default=default, metadata={"help": help, "group": group, "rules": check})
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,8 @@ def finish(state: Federation) -> None:
         if method.rounds and method.fit_on not in frozen:
             frozen[method.fit_on] = {c.name: _samples(c, state.model, method.fit_on) for c in state.clients}
         for _ in range(method.rounds):
+            if calibration.done:
+                break
             calibration_round(calibration, frozen[method.fit_on], state.config.seed)
 
 

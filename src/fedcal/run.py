@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -174,9 +173,13 @@ def _check_folder(folder: Path, config: Config, resume: bool, overwrite: bool) -
     """Refuse to mix runs. Nothing is written or deleted yet."""
     if resume and overwrite:
         raise FedCalError("resume and overwrite contradict each other: give one of them")
-    if os.path.exists(folder) and not os.path.isdir(folder):  # unlike Path's, these never raise
+    try:
+        is_file = folder.exists() and not folder.is_dir()
+    except OSError as error:
+        raise FedCalError(f"cannot use {folder}: {error.strerror or error}; choose another folder") from None
+    if is_file:
         raise FedCalError(f"{folder} is a file: choose another folder")
-    if overwrite or not (found := [name for name in FILES if os.path.exists(folder / name)]):
+    if overwrite or not (found := [name for name in FILES if (folder / name).exists()]):
         return
     if not resume:
         raise FedCalError(
@@ -196,12 +199,13 @@ def _open_folder(folder: Path, state: Federation, resume: bool) -> None:
     checkpoint, log = folder / "checkpoint.safetensors", folder / "rounds.jsonl"
     if resume and checkpoint.exists():
         _load_checkpoint(checkpoint, state)
-    elif not resume:
-        for old in (*(folder / name for name in FILES), *(folder / "scalers").glob("*.safetensors")):
-            old.unlink(missing_ok=True)
     lines = log.read_bytes().splitlines(keepends=True)[: state.round] if state.round and log.exists() else []
+    write_bytes(log, b"".join(lines))  # first of all: where that fails, nothing is lost
+    if not resume:
+        for old in (*(folder / name for name in FILES), *(folder / "scalers").glob("*.safetensors")):
+            if old != log:
+                old.unlink(missing_ok=True)
     write_json(folder / "config.json", state.config.to_dict())
-    write_bytes(log, b"".join(lines))
 
 
 def _save_checkpoint(folder: Path, state: Federation) -> None:
@@ -225,9 +229,9 @@ def _save_checkpoint(folder: Path, state: Federation) -> None:
 
 def _load_checkpoint(path: Path, state: Federation) -> None:
     tensors, about = read_tensors(path)
-    mine, theirs = state.config.to_dict(), about.get("config")
-    known = about.get("schema") == SCHEMA and isinstance(theirs, dict)
-    if not known or any(theirs.get(k) != v for k, v in mine.items() if k not in MACHINE):
+    what_it_is = {k: v for k, v in state.config.to_dict().items() if k not in MACHINE}  # the schema among it
+    theirs = about.get("config")
+    if not isinstance(theirs, dict) or what_it_is != {k: v for k, v in theirs.items() if k not in MACHINE}:
         raise FedCalError(f"{path} belongs to another run: delete it, or use another folder")
     try:
         state.model.load_state_dict(unnest("model", tensors))

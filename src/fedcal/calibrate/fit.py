@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedcal.calibrate.scalers import T_MAX, T_MIN, Params
+from fedcal.calibrate.scalers import T_MAX, T_MIN, Params, unflatten
 
 BLOCK = 1 << 16  # logits handled at once: what fits a core's cache
 
@@ -25,7 +25,7 @@ class TemperatureFit:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> TemperatureFit:
-    """argmin_T NLL(θ / T): Newton on b = 1/T, in which the NLL is convex, inside a shrinking bracket (float64).
+    """argmin_T NLL(θ / T) in float64, by `temperature_search`.
 
     On large sets a spaced subset is fitted first: the full data then needs two or three passes.
     """
@@ -35,10 +35,23 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> TemperatureFit:
     if len(labels) > 8192:
         sparse = slice(None, None, len(labels) // 2048)
         start = 1 / fit_temperature(logits[sparse], labels[sparse]).temperature
-    sums = temperature_sums(logits, labels)
+    sums, search = temperature_sums(logits, labels), temperature_search(start)
+    b = next(search)
+    while True:
+        try:
+            b = search.send(sums(b))
+        except StopIteration as finished:
+            return finished.value
+
+
+def temperature_search(start: float = 1.0) -> Generator[float, tuple[float, float], TemperatureFit]:
+    """Newton on b = 1/T, in which the NLL is convex, inside a shrinking bracket.
+
+    Yields b, is sent the NLL's first two derivatives there: of one data set, or summed over a federation.
+    """
     low, high, untried, b = 1 / T_MAX, 1 / T_MIN, {1 / T_MAX, 1 / T_MIN}, start
     for step in range(1, 101):
-        gradient, curvature = sums(b)
+        gradient, curvature = yield b
         untried.discard(b)
         low, high = (low, b) if gradient > 0 else (b, high)
         if low == high or gradient == curvature == 0:  # still falling at the end of the interval, or flat throughout
@@ -112,7 +125,7 @@ def train_scaler(
     adam = Adam(flat, how.lr, decay)
 
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(apply(_unflatten(flat, params), x), y)
+        return torch.nn.functional.cross_entropy(apply(unflatten(flat, params), x), y)
 
     best, best_loss, best_step = flat.detach().clone(), math.inf, 0
     for step in range(how.steps + 1):
@@ -123,13 +136,7 @@ def train_scaler(
         if step == how.steps or step - best_step >= how.patience or not math.isfinite(loss):
             break
         adam.step(torch.autograd.grad(loss_of(x, y), flat)[0])
-    return _unflatten(best, params), best_step
-
-
-def _unflatten(flat: Tensor, like: Params) -> Params:
-    """The flat vector cut into tensors of the names and shapes of `like`."""
-    parts = flat.split([value.numel() for value in like.values()])
-    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+    return unflatten(best, params), best_step
 
 
 class Adam:

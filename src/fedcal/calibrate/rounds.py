@@ -10,8 +10,9 @@ from typing import Any, get_type_hints
 from torch import Tensor
 
 from fedcal.calibrate.methods import Method, Update, get_method
-from fedcal.calibrate.methods.method import n_bytes
+from fedcal.calibrate.methods.method import Additive, Averaged, n_bytes, total
 from fedcal.calibrate.scalers import Params
+from fedcal.calibrate.solve import Program
 from fedcal.checks import check_labels, check_logits, check_value, check_whole
 from fedcal.errors import FedCalError
 from fedcal.seeds import torch_rng
@@ -27,20 +28,29 @@ class Calibration:
     params: Params
     own: dict[str, Params] = field(default_factory=dict)
     latest: dict[str, Update] = field(default_factory=dict)  # what the server remembers if it averages latest words
+    program: Program | None = None  # an additive method's server, waiting for the answer to its question
+    question: Params = field(default_factory=dict)
     rounds: int = 0
-    bytes_up: int = 0  # the largest update and broadcast so far, a client and round
+    bytes_up: int = 0  # a client's largest message up and down so far, and all of them together
     bytes_down: int = 0
+    total_up: int = 0
+    total_down: int = 0
     notes: Counter[str] = field(default_factory=Counter)  # summed over updates
     updates: int = 0
     n_classes: int = 0  # K of the logits that it takes; 0: not known
 
+    @property
+    def done(self) -> bool:
+        """Whether an additive method's server has all it wants."""
+        return isinstance(self.method, Additive) and self.program is None
+
     def apply(self, logits: Any, client: str | int | None = None) -> Tensor:
         """Calibrated logits in float64: by the global scaler, or by that client's own if it has one."""
-        chosen = self.own.get(str(client), {}) if client is not None else {}
         logits = check_logits(logits)
         if self.n_classes not in (0, logits.shape[1]):
             raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
-        return self.method.apply(chosen or self.params, logits.double())
+        own = self.own.get(str(client), {}) if client is not None else {}
+        return self.method.apply_own(self.params, own, logits.double())
 
     def predict_proba(self, logits: Any, client: str | int | None = None) -> Tensor:
         """Calibrated probabilities."""
@@ -49,29 +59,51 @@ class Calibration:
 
 def begin(method: Method, n_classes: int, seed: int) -> Calibration:
     """The server's start: the same first net for every method of a run, so that ablations differ in one thing."""
-    return Calibration(method, method.init(n_classes, torch_rng(seed, "scaler")), n_classes=n_classes)
+    state = Calibration(method, {}, n_classes=n_classes)
+    if isinstance(method, Averaged):
+        state.params = method.init(n_classes, torch_rng(seed, "scaler"))
+    elif isinstance(method, Additive):
+        state.program = method.program(n_classes)
+        state.question = next(state.program)
+    return state
 
 
 def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: int) -> None:
     """One round: each client's half on its samples, then the server's. Clients without samples sit out."""
     method, updates = state.method, {}
+    sent = state.question if isinstance(method, Additive) else state.params
     for name, (logits, labels) in samples.items():
         if len(labels):
             rng = torch_rng(seed, "scaler", state.rounds, name)
-            updates[name] = method.client(state.params, state.own.get(name, {}), logits, labels, rng)
+            updates[name] = method.client(sent, state.own.get(name, {}), logits, labels, rng)
     state.rounds += 1
     if not updates:
         return
     for name, update in updates.items():
         state.own[name] = update.own
         state.notes.update(update.notes)
-        state.bytes_up = max(state.bytes_up, n_bytes(update.content))
+    up, down = max(n_bytes(update.content) for update in updates.values()), n_bytes(sent)
+    state.bytes_up, state.bytes_down = max(state.bytes_up, up), max(state.bytes_down, down)
+    state.total_up, state.total_down = state.total_up + up, state.total_down + down
     state.updates += len(updates)
-    state.bytes_down = max(state.bytes_down, n_bytes(state.params))
     if method.average == "latest":
         state.latest.update(updates)
         updates = dict(sorted(state.latest.items()))
-    state.params = method.server(state.params, list(updates.values()))
+    if isinstance(method, Averaged):
+        state.params = method.server(state.params, list(updates.values()))
+    else:
+        _advance(state, total(list(updates.values())))
+        if state.done:
+            state.own = {name: method.personal(state.params, *pair) for name, pair in samples.items()}
+
+
+def _advance(state: Calibration, sums: Params) -> None:
+    """The server's half of an additive method: the answers added up, and what the program makes of them."""
+    assert state.program is not None
+    try:
+        state.question = state.program.send(sums)
+    except StopIteration as finished:
+        state.params, state.program, state.question = finished.value, None, {}
 
 
 def calibrate(
@@ -101,6 +133,8 @@ def calibrate(
     n_classes = next(iter(samples.values()))[0].shape[1]
     state = begin(chosen, n_classes, seed)
     for _ in range(rounds):
+        if state.done:
+            break
         calibration_round(state, samples, seed)
     return state
 
@@ -112,7 +146,10 @@ def _check_method(name: Any, options: dict[str, Any]) -> Method:
     method = get_method(name, **options)
     hints = get_type_hints(type(method))
     for option, value in options.items():
-        check_value(f"{name}: {option}", value, hints[option], {"low": 1} if hints[option] is int else {})
+        try:
+            check_value(option, value, hints[option], {"low": 1} if hints[option] is int else {})
+        except FedCalError as error:
+            raise FedCalError(f"{name}: {error}") from None
     return method
 
 

@@ -50,6 +50,12 @@ def init_mlp(n_classes: int, hidden: int, rng: torch.Generator) -> Params:
     return params
 
 
+def unflatten(flat: Tensor, like: Params) -> Params:
+    """A flat vector cut into tensors of the names and shapes of `like`."""
+    parts = flat.split([value.numel() for value in like.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
 def mlp(params: Params, x: Tensor) -> Tensor:
     """The net itself: ReLU between its layers, none at the end."""
     depth = len(params) // 2

@@ -101,6 +101,12 @@ def over_clients(names: list[str], tallies: list[Tally]) -> dict[str, Any]:
     if not rows:
         return {"clients": 0}
     first = next(iter(rows.values()))
-    means: dict[str, Any] = {key: float(np.nanmean([row[key] for row in rows.values()])) for key in first}
+    means: dict[str, Any] = {key: _mean([row[key] for row in rows.values()]) for key in first}
     worst = max(rows, key=lambda name: rows[name]["ece"])
     return {"clients": len(rows), **means, "worst_ece": rows[worst]["ece"], "worst_client": worst}
+
+
+def _mean(values: list[float]) -> float:
+    """The mean of those that are defined."""
+    defined = [value for value in values if not np.isnan(value)]
+    return float(np.mean(defined)) if defined else float("nan")

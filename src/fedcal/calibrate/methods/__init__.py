@@ -7,7 +7,12 @@ from typing import Any
 
 from fedcal.calibrate.methods.avg_t import AvgT
 from fedcal.calibrate.methods.ens import Ens
+from fedcal.calibrate.methods.fed_linear import FedLinear
+from fedcal.calibrate.methods.fed_map import FedMap
+from fedcal.calibrate.methods.fed_op import FedOP
+from fedcal.calibrate.methods.fed_ts import FedTS
 from fedcal.calibrate.methods.fedcal import LITERAL, FedCal
+from fedcal.calibrate.methods.fedcal_plus import FedCalPlus
 from fedcal.calibrate.methods.lr_ts import LRTS
 from fedcal.calibrate.methods.method import Method, Update
 from fedcal.calibrate.methods.uncal import Uncal
@@ -25,6 +30,14 @@ METHODS: dict[str, Method] = {
     "fedcal-no-wm": FedCal("ablation: without weight matching", start="own"),
     "fedcal-small": FedCal("ablation: 8 hidden units", hidden=8),
     "fedcal-no-op": FedCal("ablation: a net that need not preserve order", net="plain"),
+    "fed-ts": FedTS(),
+    "fed-bias": FedLinear("temperature and class bias, exactly, from sums"),
+    "fed-vector": FedLinear("a scale and a bias for each class, exactly, from sums", family="vector", ridge=10.0),
+    "fed-matrix": FedLinear("a matrix and a bias, exactly, from sums", family="matrix", ridge=100.0),
+    "fed-beta": FedMap("temperature, then a beta map of the top confidence"),
+    "fed-hist": FedMap("temperature, then a histogram map of the top confidence", kind="hist"),
+    "fed-op": FedOP(),
+    "fedcal-plus": FedCalPlus(),
 }
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fedcal.calibrate import scalers
 from fedcal.calibrate.fit import fit_temperature
-from fedcal.calibrate.methods.method import Method, Update, mean
+from fedcal.calibrate.methods.method import Averaged, Update, mean
 from fedcal.calibrate.scalers import Params
 
 
 @dataclass(frozen=True)
-class AvgT(Method):
+class AvgT(Averaged):
     leaves = "one temperature"
 
     summary: str = "mean of the clients' temperatures"

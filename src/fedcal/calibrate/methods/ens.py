@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedcal.calibrate import scalers
 from fedcal.calibrate.methods.avg_t import own_temperature
-from fedcal.calibrate.methods.method import Method, Update
+from fedcal.calibrate.methods.method import Averaged, Update
 from fedcal.calibrate.scalers import Params
 
 
 @dataclass(frozen=True)
-class Ens(Method):
+class Ens(Averaged):
     leaves = "one temperature"
 
     summary: str = "mean of the clients' temperature-scaled probabilities"

@@ -16,12 +16,12 @@ from torch import Tensor
 from fedcal.calibrate import scalers
 from fedcal.calibrate.fit import Training, train_scaler
 from fedcal.calibrate.matching import match, permute, permuted_share
-from fedcal.calibrate.methods.method import Method, Update, mean
+from fedcal.calibrate.methods.method import Averaged, Update, mean
 from fedcal.calibrate.scalers import Params
 
 
 @dataclass(frozen=True)
-class FedCal(Method):
+class FedCal(Averaged):
     leaves = "the weights of a K-H-H-K net (H = 64)"
 
     summary: str = "average of order-preserving nets, aligned by weight matching"

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from fedcal.calibrate import scalers
 from fedcal.calibrate.fit import fit_temperature
-from fedcal.calibrate.methods.method import Method, Update, mean
+from fedcal.calibrate.methods.method import Averaged, Update, mean
 from fedcal.calibrate.scalers import Params
 
 
 @dataclass(frozen=True)
-class LRTS(Method):
+class LRTS(Averaged):
     leaves = "a linear model's K + 1 numbers"
 
     summary: str = "temperature predicted from the logits by a linear model (FedAvg)"

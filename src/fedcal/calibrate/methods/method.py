@@ -5,6 +5,8 @@
     server(params, updates)                       -> params     sees updates only: never a logit, never a label
     apply(params, logits)                         -> calibrated logits
 
+Where the server only adds updates up (`Additive`), init and server are one `program` that asks and is answered.
+
 `params`, `own` and an update's content are flat dicts of tensors. One definition serves the simulator (Algorithm 1,
 interleaved with training), rounds on a frozen model, and users' own logits.
 """
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate.scalers import Params
+from fedcal.calibrate.solve import Program
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,50 @@ class Method(ABC):
     average: Literal["round", "latest"] = "round"  # the server hears this round's clients, or each one's latest word
 
     @abstractmethod
-    def init(self, n_classes: int, rng: torch.Generator) -> Params:
-        """The server's starting scaler."""
+    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+        """One client's half: what the server sent, its own last scaler (empty at first), its samples (at least one)."""
 
     @abstractmethod
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        """One client's half: the server's params, its own last scaler (empty at first), its samples (at least one)."""
+    def apply(self, params: Params, logits: Tensor) -> Tensor:
+        """Calibrated logits."""
+
+    def apply_own(self, params: Params, own: Params, logits: Tensor) -> Tensor:
+        """Calibrated logits at a client: its own scaler if it has one, else the global one."""
+        return self.apply(own or params, logits)
+
+    def personal(self, params: Params, logits: Tensor, labels: Tensor) -> Params:
+        """What a client, also one that never took part, makes of the final params and its own samples, for itself."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Averaged(Method):
+    """The clients' scalers are combined by the server: the paper's family."""
+
+    @abstractmethod
+    def init(self, n_classes: int, rng: torch.Generator) -> Params:
+        """The server's starting scaler."""
 
     @abstractmethod
     def server(self, params: Params, updates: list[Update]) -> Params:
         """The server's half: the next params."""
 
+
+@dataclass(frozen=True)
+class Additive(Method):
+    """The clients' updates are only ever added up: exact fits, and what secure aggregation can wrap.
+
+    The server's half is a program: it yields what to ask the clients (a flat dict of tensors), is sent the sum of
+    their answers, and in the end returns the scaler's params.
+    """
+
+    additive = True
+
+    rounds: int = 1000  # at most; the program says when it is done
+
     @abstractmethod
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
-        """Calibrated logits."""
+    def program(self, n_classes: int) -> Program:
+        """The server's half."""
 
 
 def mean(updates: list[Update], weighted: bool = False) -> Params:
@@ -72,6 +105,19 @@ def mean(updates: list[Update], weighted: bool = False) -> Params:
         name: torch.tensordot(weights, torch.stack([u.content[name].double() for u in updates]), dims=1).to(value.dtype)
         for name, value in first.items()
     }
+
+
+def total(updates: list[Update]) -> Params:
+    """The sum of the updates' tensors: all that the server of an additive method sees."""
+    names = {name for u in updates for name in u.content}
+    return {name: sum_of([u.content[name] for u in updates if name in u.content]) for name in sorted(names)}
+
+
+def sum_of(tensors: list[Tensor]) -> Tensor:
+    """Added pairwise, so that rounding grows with the logarithm of their number."""
+    while len(tensors) > 1:
+        tensors = [a + b for a, b in zip(tensors[::2], tensors[1::2], strict=False)] + tensors[len(tensors) & ~1 :]
+    return tensors[0]
 
 
 def n_bytes(params: Params) -> int:

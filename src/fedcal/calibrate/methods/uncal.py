@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcal.calibrate.methods.method import Method, Update
+from fedcal.calibrate.methods.method import Averaged, Update
 from fedcal.calibrate.scalers import Params
 
 
 @dataclass(frozen=True)
-class Uncal(Method):
+class Uncal(Averaged):
     leaves = "nothing"
 
     summary: str = "no calibration"

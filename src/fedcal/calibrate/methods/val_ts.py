@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedcal.calibrate import scalers
 from fedcal.calibrate.fit import fit_temperature
-from fedcal.calibrate.methods.method import Method, Update
+from fedcal.calibrate.methods.method import Averaged, Update
 from fedcal.calibrate.scalers import Params
 
 
 @dataclass(frozen=True)
-class ValTS(Method):
+class ValTS(Averaged):
     leaves = "every calibration logit and label"
     needs_pooled_data = True
 

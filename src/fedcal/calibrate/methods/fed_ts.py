@@ -1,0 +1,39 @@
+"""Fed-TS: one temperature, fitted exactly as if everybody's calibration data were pooled; three numbers a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcal.calibrate import scalers
+from fedcal.calibrate.answers import answer
+from fedcal.calibrate.fit import temperature_search
+from fedcal.calibrate.methods.method import Additive, Update
+from fedcal.calibrate.scalers import Params
+from fedcal.calibrate.solve import Program
+
+
+@dataclass(frozen=True)
+class FedTS(Additive):
+    leaves = "three sums: loss, slope, curvature"
+
+    summary: str = "the pooled temperature, exactly, from sums"
+
+    def program(self, n_classes: int) -> Program:
+        search = temperature_search()
+        b = next(search)
+        while True:
+            sums = yield {"newton/temperature/all": torch.tensor([b], dtype=torch.float64)}
+            slope, curvature = (float(sums[f"newton/temperature/all/{part}"]) for part in ("grad", "hess"))
+            try:
+                b = search.send((slope, curvature))
+            except StopIteration as finished:
+                return {"temperature": torch.tensor(finished.value.temperature, dtype=torch.float64)}
+
+    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+        return Update(answer(params, logits, labels), len(labels))
+
+    def apply(self, params: Params, logits: Tensor) -> Tensor:
+        return scalers.temperature(params, logits)

@@ -1,0 +1,126 @@
+"""FedCal-Plus: what cross-fitting says helps, and no more, all of it from sums.
+
+1. A linear map of the logits. Its family (temperature, bias, vector, matrix) and ridge are chosen by the summed
+   out-of-fold NLL, folds lying inside each client. Each family is shrunk towards the fit of the one before. Leaving the
+   temperature, which may move the argmax, takes a gain of two standard errors and no loss of accuracy; a larger family
+   takes one more.
+2. A map of the top confidence, fitted on the chosen map's out-of-fold confidences and kept only if it helps there.
+3. The clients' label laws: what a client needs to shift the posterior to its own (prior_shift.py).
+
+`accuracy="keep"` leaves the order of the classes as the model gave it. Its confidence in the model's top label is still
+what the best linear map believes of that label (`informed`), or else comes from the temperature alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedcal.calibrate import maps
+from fedcal.calibrate.answers import ALL, FOLDS, answer
+from fedcal.calibrate.linear import FAMILIES, centre
+from fedcal.calibrate.methods.fed_linear import first_stage
+from fedcal.calibrate.methods.method import Additive, Update
+from fedcal.calibrate.scalers import Params, keep_order
+from fedcal.calibrate.solve import Program, Sums
+from fedcal.calibrate.stages import (
+    FITTING,
+    Clients,
+    Fits,
+    choose_map,
+    choose_ridge,
+    fit_linear,
+    paired,
+    score,
+    start,
+)
+
+MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
+MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
+
+
+@dataclass(frozen=True)
+class FedCalPlus(Additive):
+    leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
+
+    summary: str = "linear map and confidence map by cross-fitting, from sums"
+    accuracy: Literal["improve", "keep"] = "improve"
+    informed: bool = True  # keep: let the best linear map speak for the confidence, though not for the order
+
+    def program(self, n_classes: int) -> Program:
+        clients = yield from start(n_classes)
+        one_class = int((clients.labels > 0).sum()) < 2
+        if clients.n < MIN_SAMPLES or one_class or not clients.folds_filled:
+            fits = yield from fit_linear("temperature", 0.0, {ALL: {}}, clients)
+            return {"temperature": fits[ALL]}
+        families = FAMILIES[1:] if n_classes <= MATRIX_MAX_CLASSES else FAMILIES[1:3]
+        if self.accuracy == "keep" and not self.informed:
+            families = ()
+        base, fitted = yield from choose_family(families, clients)
+        family, fits = next(reversed(base.items())), fitted
+        chosen = {family[0]: family[1]}
+        own_top = self.accuracy == "keep" and family[0] != "temperature"
+        kind = "watch-own" if own_top else "watch"
+        watch = {f"{kind}/{family[0]}/{fold}": t for fold, t in fits.items()}
+        found, histogram = yield from choose_map(watch, clients)
+        if own_top:
+            chosen["order"] = base["temperature"]  # the model's own order, at its own temperature
+            chosen["least"] = _least(found, histogram, n_classes)
+        return {**chosen, **found}
+
+    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+        return Update(answer(params, logits, labels), len(labels))
+
+    def apply(self, params: Params, logits: Tensor) -> Tensor:
+        u = first_stage({name: t for name, t in params.items() if name in FAMILIES}, logits)
+        if "order" in params:
+            own = params["order"][0] * centre(logits)
+            v = maps.map_log_odds(params, *maps.log_odds(u, own.argmax(1)))
+            lowest = -torch.log(torch.tensor(logits.shape[1] - 1.0, dtype=torch.float64))
+            v = torch.where(v.sigmoid() <= params["least"], lowest, v)
+            return keep_order(maps.lift(own, v), logits)
+        if "beta" not in params and "hist" not in params:
+            return u
+        _, log_p, log_q = maps.top(u)
+        return keep_order(maps.lift(u, maps.map_log_odds(params, log_p, log_q)), u)
+
+
+def choose_family(families: tuple[str, ...], clients: Clients) -> Generator[Sums, Sums, tuple[dict[str, Tensor], Fits]]:
+    """The chain of fits on all samples, up to the chosen family (its last entry), and that family's fits by fold."""
+    folds = [str(f) for f in range(FOLDS)]
+    first = yield from fit_linear("temperature", 0.0, {fold: {} for fold in [*folds, ALL]}, clients)
+    base = {fold: {"temperature": first[fold]} for fold in folds}
+    ridges, fits = {"temperature": 0.0}, {"temperature": {fold: first[fold] for fold in folds}}
+    for family in families:
+        ridges[family], fits[family] = yield from choose_ridge(family, base, clients)
+        for fold in folds:
+            base[fold][family] = fits[family][fold]
+    names = list(fits)
+    sums = yield from score({name: (name, fits[name]) for name in names})
+    chosen = 0
+    for j in range(1, len(names)):
+        gain, error = paired(sums, "score", clients.n, chosen, j)
+        as_right = chosen > 0 or float(sums["score/hits"][j]) >= float(sums["score/hits"][0])
+        clients.log[f"{names[j]}_gain"] = gain
+        if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:
+            chosen = j
+    whole: dict[str, Tensor] = {"temperature": first[ALL]}
+    for name in names[1 : chosen + 1]:
+        begin = {ALL: torch.stack([fits[name][fold] for fold in folds]).mean(0)}
+        whole[name] = (yield from fit_linear(name, ridges[name], {ALL: whole}, clients, begin, FITTING))[ALL]
+    return whole, fits[names[chosen]]
+
+
+def _least(found: Params, histogram: Tensor, k: int) -> Tensor:
+    """The confidence below which samples are lumped at 1/K, the least that a top label of K can show: the lowest ones
+    whose mean is that, so that together they are right."""
+    count, confidence, _ = histogram
+    live = count > 0
+    p = (confidence[live] / count[live]).clamp(1e-12, 1 - 1e-12)
+    q = maps.map_log_odds(found, p.log(), -torch.log1p(-p)).sigmoid()
+    low = (q * count[live]).cumsum(0) / count[live].cumsum(0) < 1 / k
+    return q[low].max() if bool(low.any()) else torch.zeros((), dtype=torch.float64)

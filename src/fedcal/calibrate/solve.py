@@ -1,0 +1,154 @@
+"""The server's half of exact fits: solvers as generators that yield parameters and are sent the clients' sums.
+
+    solver = newton(start, prior)
+    t = next(solver)                      # ask the clients for their sums at t …
+    t = solver.send({"loss": …, "grad": …, "hess": …})        # … and so on, until StopIteration carries the fit
+
+Whoever drives the generator decides how sums are gathered: a loop in memory, files, Flower, secure aggregation. Several
+solvers advance in `lockstep`, one round of messages for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Sums = dict[str, Tensor]
+Solver = Generator[Tensor, Sums, Tensor]
+Program = Generator[Sums, Sums, Any]  # yields questions (flat dicts), is sent the summed answers
+
+
+@dataclass(frozen=True)
+class Prior:
+    """½ Σ precision · (t − mean)², and on a scale b = t[0] > 0 a Gamma prior of mode m worth g samples.
+
+    The Gamma part, g (b/m − 1 − log b/m), is convex and bounds what separable or single samples leave open.
+    """
+
+    mean: Tensor
+    precision: Tensor
+    g: float = 0.0
+    m: float = 1.0
+
+    def __call__(self, t: Tensor) -> tuple[float, Tensor, Tensor]:
+        """Value, gradient and the Hessian's diagonal; the value is infinite where b ≤ 0."""
+        off = t - self.mean
+        value, gradient, curvature = 0.5 * float(self.precision @ off.square()), self.precision * off, self.precision
+        if self.g:
+            b = float(t[0]) / self.m
+            if b <= 0:
+                return math.inf, gradient, curvature
+            value += self.g * (b - 1 - math.log(b))
+            gradient, curvature = gradient.clone(), curvature.clone()
+            gradient[0] += self.g * (1 - 1 / b) / self.m
+            curvature[0] += self.g / float(t[0]) ** 2
+        return value, gradient, curvature
+
+
+def flat_prior(n: int) -> Prior:
+    """No prior at all: maximum likelihood."""
+    return Prior(torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64))
+
+
+Step = Callable[[Tensor, Tensor, Tensor], Tensor]  # (Hessian, gradient, where) -> step
+
+
+def newton_step(hessian: Tensor, gradient: Tensor, _: Tensor) -> Tensor:
+    """−H⁻¹ g, scaled to a unit diagonal first; flat directions (a class that nobody has) are left alone."""
+    scale = hessian.diagonal().clamp_min(1e-300).sqrt()
+    eye = 1e-13 * torch.eye(len(gradient), dtype=gradient.dtype)
+    return -torch.linalg.solve(hessian / scale / scale[:, None] + eye, gradient / scale) / scale
+
+
+def newton(t: Tensor, prior: Prior, tol: float = 1e-10, step: Step = newton_step, max_rounds: int = 60) -> Solver:
+    """Damped Newton, until a step would gain less than `tol` nats of the whole summed loss; that is still taken."""
+    best, best_loss, move, promised, scale = t, math.inf, torch.zeros_like(t), 0.0, 1.0
+    for _ in range(max_rounds):
+        sums = yield t
+        value, gradient, curvature = prior(t)
+        loss = float(sums["loss"]) + value
+        if loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
+            gradient = sums["grad"] + gradient
+            hessian = sums["hess"] + torch.diag(curvature)
+            best, best_loss, scale = t, loss, 1.0
+            move = step(hessian, gradient, t)
+            promised = -float(gradient @ move)
+            if promised - 0.5 * float(move @ hessian @ move) < tol:
+                return t + move if prior(t + move)[0] < math.inf else t
+        else:
+            scale *= 0.3
+            if scale < 1e-6:
+                break
+        while prior(best + scale * move)[0] == math.inf:
+            scale *= 0.5
+        t = best + scale * move
+    return best
+
+
+def lbfgs(
+    t: Tensor, prior: Prior, precondition: Callable[[Tensor], Tensor], tol: float = 1e-4, max_rounds: int = 200
+) -> Solver:
+    """L-BFGS with a fixed preconditioner, for fits with too many parameters to send a Hessian."""
+    pairs: list[tuple[Tensor, Tensor, float]] = []
+    best, best_loss, best_gradient = t, math.inf, torch.zeros_like(t)
+    move, promised, scale = torch.zeros_like(t), 0.0, 1.0
+    for _ in range(max_rounds):
+        sums = yield t
+        value, gradient, _ = prior(t)
+        loss, gradient = float(sums["loss"]) + value, sums["grad"] + gradient
+        if loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
+            moved, turned = t - best, gradient - best_gradient
+            if math.isfinite(best_loss) and float(moved @ turned) > 0:
+                pairs = [*pairs, (moved, turned, 1 / float(moved @ turned))][-12:]
+            best, best_loss, best_gradient, scale = t, loss, gradient, 1.0
+            move = -_two_loop(gradient, pairs, precondition)
+            promised = -float(gradient @ move)
+            if 0.5 * promised < tol:
+                return t
+        else:
+            scale *= 0.4
+            if scale < 1e-6:
+                break
+        t = best + scale * move
+    return best
+
+
+def _two_loop(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, float]], precondition: Any) -> Tensor:
+    """The inverse Hessian's estimate times the gradient (Nocedal & Wright, Algorithm 7.4)."""
+    q, weights = gradient.clone(), []
+    for moved, turned, rho in reversed(pairs):
+        weights.append(rho * float(moved @ q))
+        q -= weights[-1] * turned
+    q = precondition(q)
+    for (moved, turned, rho), weight in zip(pairs, reversed(weights), strict=True):
+        q += (weight - rho * float(turned @ q)) * moved
+    return q
+
+
+def by_blocks(blocks: Tensor, precision: Tensor) -> Callable[[Tensor], Tensor]:
+    """Preconditioner: the inverse of the per-class Hessian blocks plus the prior's precision."""
+    k = len(blocks)
+    inverse = torch.linalg.inv(blocks + torch.diag_embed(precision.view(k, k + 1)))
+    return lambda gradient: torch.einsum("kij,kj->ki", inverse, gradient.view(k, k + 1)).flatten()
+
+
+def lockstep(question: str, solvers: dict[str, Solver]) -> Generator[Sums, Sums, dict[str, Tensor]]:
+    """Advance several solvers together: `{question/name: t}` goes out, `{question/name/loss: …}` comes back summed."""
+    asked = {name: next(solver) for name, solver in solvers.items()}
+    fitted: dict[str, Tensor] = {}
+    while asked:
+        answers = yield {f"{question}/{name}": t for name, t in asked.items()}
+        for name in list(asked):
+            prefix = f"{question}/{name}/"
+            sums = {key[len(prefix) :]: value for key, value in answers.items() if key.startswith(prefix)}
+            try:
+                asked[name] = solvers[name].send(sums)
+            except StopIteration as finished:
+                fitted[name] = finished.value
+                del asked[name]
+    return fitted

@@ -1,0 +1,194 @@
+"""Stages of an exact fit, as programs that ask clients for sums: linear maps, choosing among them, confidence maps."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedcal.calibrate import maps
+from fedcal.calibrate.answers import ALL, FOLDS
+from fedcal.calibrate.linear import FAMILIES, n_parameters, widen
+from fedcal.calibrate.scalers import Params
+from fedcal.calibrate.solve import Prior, Sums, by_blocks, lbfgs, lockstep, newton
+
+NEWTON_MAX = 300  # parameters up to which a Hessian is worth sending
+CHOOSING, FITTING = 1e-1, 1e-10  # nats of the whole summed loss: standard errors of a choice are some nats
+PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples a bin at the identity
+RIDGES = {  # prior precisions in natural logit units, strong to weak
+    "bias": (1e2, 1e1, 1.0, 0.1),
+    "vector": (1e3, 1e2, 1e1, 1.0, 0.1),
+    "matrix": (1e4, 1e3, 1e2, 1e1, 1.0, 0.1, 0.01),
+}
+
+Fits = dict[str, Tensor]  # a map's parameters by fold
+
+
+@dataclass
+class Clients:
+    """What the server knows of the clients together."""
+
+    k: int
+    n: float
+    labels: Tensor  # (K,) how many samples of each class
+    mode: float  # of 1/T: 1, or more where the logits are microscopic
+    folds_filled: bool
+    blocks: Tensor | None = None  # the matrix family's curvature, once asked for
+    log: dict[str, float] = field(default_factory=dict)  # remarks for the report
+
+
+def start(k: int) -> Generator[Sums, Sums, Clients]:
+    """The first question: how much there is."""
+    sums = yield {"start": torch.zeros(0)}
+    n, squares = float(sums["n"]), float(sums["squares"])
+    rms = (squares / max(n * k, 1)) ** 0.5
+    mode = 1 / rms if 0 < rms < 1 else 1.0
+    return Clients(k, n, sums["labels"], mode, bool((sums["folds"] > 0).all()))
+
+
+def prior_of(family: str, ridge: float, base: dict[str, Tensor], clients: Clients) -> tuple[Tensor, Prior]:
+    """Where a family's fit starts, and what it is shrunk towards: the fit of the family before it (the last in `base`).
+
+    The ridge counts in natural logit units, so that its scale has nothing to do with the net's: a deviation of a scale
+    is measured in units of b. Intercepts get at most a precision of 1.
+    """
+    k = clients.k
+    if family == "temperature":
+        one = torch.full((1,), clients.mode, dtype=torch.float64)
+        return one, Prior(one, torch.zeros(1, dtype=torch.float64), g=1.0, m=clients.mode)
+    if family == "bias":
+        begin = widen("temperature", base["temperature"], k)
+        precision = torch.cat([torch.zeros(1), torch.full((k,), ridge)]).double()
+        return begin, Prior(torch.zeros(k + 1, dtype=torch.float64), precision, g=1.0, m=clients.mode)
+    before = next(f for f in reversed(FAMILIES) if f in base and FAMILIES.index(f) < FAMILIES.index(family))
+    mean = base[before]
+    for step in FAMILIES[FAMILIES.index(before) : FAMILIES.index(family)]:
+        mean = widen(step, mean, k)
+    scale, intercept = ridge / float(base["bias"][0]) ** 2, min(ridge, 1.0)
+    if family == "vector":
+        precision = torch.cat([torch.full((k,), scale), torch.full((k,), intercept)]).double()
+    else:
+        precision = torch.cat([torch.full((k, k), scale), torch.full((k, 1), intercept)], dim=1).double().flatten()
+    return mean, Prior(mean, precision)
+
+
+def fit_linear(
+    family: str,
+    ridge: float,
+    base: dict[str, dict[str, Tensor]],
+    clients: Clients,
+    starts: Fits | None = None,
+    tol: float = FITTING,
+) -> Generator[Sums, Sums, Fits]:
+    """One family at one ridge, for each fold in `base` (fold -> fits of the families before)."""
+    if n_parameters(family, clients.k) <= NEWTON_MAX or family != "matrix":
+        solvers = {}
+        for fold, fits in base.items():
+            begin, prior = prior_of(family, ridge, fits, clients)
+            solvers[fold] = newton(starts[fold] if starts else begin, prior, tol)
+        return (yield from lockstep(f"newton/{family}", solvers))
+    if clients.blocks is None:  # any fold's map will do to precondition with
+        fits = next(iter(base.values()))
+        at = fits.get("vector", widen("bias", fits["bias"], clients.k))
+        clients.blocks = (yield {"curvature/vector": at})["curvature/vector"]
+    solvers = {}
+    for fold, fits in base.items():
+        begin, prior = prior_of(family, ridge, fits, clients)
+        share = 1.0 if fold == ALL else 1 - 1 / FOLDS
+        precondition = by_blocks(share * clients.blocks, prior.precision)
+        solvers[fold] = lbfgs(starts[fold] if starts else begin, prior, precondition, max(tol, 1e-4))
+    return (yield from lockstep(f"gradient/{family}", solvers))
+
+
+def score(candidates: dict[str, tuple[str, Fits]]) -> Generator[Sums, Sums, Sums]:
+    """Out-of-fold losses of several maps: name -> (family, parameters by fold)."""
+    question = {
+        f"score/{name}/{family}/{fold}": t for name, (family, fits) in candidates.items() for fold, t in fits.items()
+    }
+    return (yield question)
+
+
+def paired(sums: Sums, kind: str, n: float, i: int, j: int) -> tuple[float, float]:
+    """Mean of (loss of i − loss of j) over samples, and its standard error."""
+    total, gram = sums[f"{kind}/sum"], sums[f"{kind}/gram"]
+    mean = float(total[i] - total[j]) / max(n, 1)
+    variance = float(gram[i, i] - 2 * gram[i, j] + gram[j, j]) / max(n, 1) - mean**2
+    return mean, (max(variance, 0.0) / max(n, 1)) ** 0.5
+
+
+def choose_ridge(
+    family: str, base: dict[str, dict[str, Tensor]], clients: Clients
+) -> Generator[Sums, Sums, tuple[float, Fits]]:
+    """The ridge by out-of-fold NLL: decades from strong to weak, each started from the one before, until the first
+    without gain; then the half decade between the best and the better of its neighbours."""
+    tried: dict[float, tuple[float, Fits]] = {}
+
+    def attempt(ridge: float, near: float | None) -> Generator[Sums, Sums, float]:
+        starts = tried[near][1] if near is not None else None
+        fits = yield from fit_linear(family, ridge, base, clients, starts, CHOOSING)
+        sums = yield from score({"one": (family, fits)})
+        tried[ridge] = float(sums["score/sum"][0]), fits
+        return tried[ridge][0]
+
+    before: float | None = None
+    for ridge in RIDGES[family]:
+        loss = yield from attempt(ridge, before)
+        if before is not None and loss >= min(value for r, (value, _) in tried.items() if r != ridge):
+            break
+        before = ridge
+    best = min(tried, key=lambda r: tried[r][0])
+    beside = [r for r in tried if r != best and 0.09 < r / best < 11]
+    if beside:
+        yield from attempt((best * min(beside, key=lambda r: tried[r][0])) ** 0.5, best)
+    best = min(tried, key=lambda r: tried[r][0])
+    return best, tried[best][1]
+
+
+def fit_beta(watch: Params, folds: list[str]) -> Generator[Sums, Sums, Fits]:
+    """The beta map of the watched confidences, for several folds; a sample's worth of prior at the identity."""
+    identity = torch.tensor(maps.IDENTITY, dtype=torch.float64)
+    prior = Prior(identity, torch.ones(3, dtype=torch.float64))
+    solvers = {fold: newton(identity.clone(), prior, 1e-9, maps.beta_step) for fold in folds}
+    program = lockstep("beta", solvers)
+    question = next(program)
+    while True:
+        sums = yield {**watch, **question}
+        try:
+            question = program.send(sums)
+        except StopIteration as finished:
+            return finished.value
+
+
+def histogram(watch: Params) -> Generator[Sums, Sums, Tensor]:
+    """The fine histogram of the watched confidences, (folds, 3, bins)."""
+    sums = yield {**watch, "histogram": torch.zeros(0)}
+    return sums["histogram"]
+
+
+def choose_map(watch: Params, clients: Clients) -> Generator[Sums, Sums, tuple[Params, Tensor]]:
+    """The mean of a beta map and of the best-shrunk histogram map, or none: kept if out of fold it is better.
+
+    Returns the map (empty: none) and the histogram it was made from. In logits, the parametric map's bias and the
+    histogram's noise average out: held out, the mean beat either alone, and choosing between them.
+    """
+    folds = [str(f) for f in range(FOLDS)]
+    counts = yield from histogram(watch)
+    betas = yield from fit_beta(watch, [*folds, ALL])
+    whole = counts.sum(0)
+    question: Params = dict(watch)
+    for pseudo in PSEUDO:
+        for f in folds:
+            knots = maps.hist_knots(whole - counts[int(f)], pseudo)
+            question |= {f"map/hist{pseudo:g}/{f}/hist": knots, f"map/mean{pseudo:g}/{f}/hist": knots}
+            question[f"map/mean{pseudo:g}/{f}/beta"] = betas[f]
+    sums = yield question
+    names = list(dict.fromkeys(name.split("/")[1] for name in question if name.startswith("map/")))
+    loss = dict(zip(names, sums["map/sum"].tolist(), strict=False))
+    pseudo = min(PSEUDO, key=lambda p: loss[f"hist{p:g}"])
+    gain, error = paired(sums, "map", clients.n, len(names), names.index(f"mean{pseudo:g}"))
+    clients.log |= {"map_gain": gain, "map_gain_error": error}
+    if gain <= (0.0 if clients.n >= 300 else error):  # under 20 samples a bin, chance alone passes "better" too often
+        return {}, whole
+    return {"beta": betas[ALL], "hist": maps.hist_knots(whole, pseudo)}, whole

@@ -1,0 +1,115 @@
+"""What the documents show is true: snippets run, commands parse, the map names every file, examples work."""
+
+import re
+import runpy
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import typer
+
+from fedcal.calibrate.methods import METHODS
+from fedcal.cli import app
+from fedcal.data import DATASETS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Every shell line of any page that calls fedcal."""
+    parts = [part for page in PAGES for part in blocks(page.read_text(encoding="utf-8"), "sh")]
+    return sorted({line for part in parts for line in part.splitlines() if line.startswith("fedcal ")})
+
+
+def map_of_files() -> list[str]:
+    """The paths of the README's last text block, an indented tree; folders end in a slash."""
+    paths: list[str] = []
+    parents: list[tuple[int, str]] = []
+    for line in blocks(README, "text")[-1].splitlines():
+        indent, name = len(line) - len(line.lstrip()), line.split()[0]
+        parents = [(depth, folder) for depth, folder in parents if depth < indent]
+        path = (parents[-1][1] if parents else "") + name
+        paths.append(path)
+        if name.endswith("/"):
+            parents.append((indent, path))
+    return paths
+
+
+@pytest.mark.parametrize("number", range(len(blocks(README, "python"))))
+def test_python_snippets_run(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks(README, "python")[number], f"README.md, snippet {number}", "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_parse(line):
+    command, words = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+    while hasattr(command, "commands"):
+        assert words and words[0] in command.commands, f"no such command: {line}"
+        command, words = command.commands[words[0]], words[1:]
+    given = command.make_context(command.name, words).params  # raises where an option or argument does not exist
+    assert set(given.get("method") or ()) <= set(METHODS)
+    assert (given.get("data") or given.get("name") or "digits") in DATASETS
+
+
+def test_first_lines_hold_the_two_commands():
+    head = README[:1200]
+    assert "make demo" in head and "make test" in head
+    rules = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"demo", "test"} <= set(rules)
+
+
+def test_map_names_only_what_exists():
+    missing = [path for path in map_of_files() if not (ROOT / path).exists()]
+    assert not missing, f"named in the README's map, but not there: {missing}"
+
+
+def test_map_names_every_source_file():
+    paths = map_of_files()
+    closed = [a for a, b in pairwise([*paths, ""]) if a.endswith("/") and not b.startswith(a)]  # named as a whole
+    absent = []
+    for path in sorted(p for p in (ROOT / "src").rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        name = path.relative_to(ROOT).as_posix()
+        said_by_folder = path.name == "__init__.py" and name.removesuffix(path.name) in paths
+        if name not in paths and not said_by_folder and not any(name.startswith(folder) for folder in closed):
+            absent.append(name)
+    assert not absent, f"not in the README's map: {absent}"
+
+
+def test_every_method_is_in_the_table():
+    assert [name for name in METHODS if f"| `{name}` |" not in README] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_names_in_algorithm_md_exist():
+    """Files, `module.name` and `Class.name` that docs/algorithm.md points to."""
+    page = (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "fedcal"
+    modules = {p.stem: p.read_text(encoding="utf-8") for p in source.rglob("*.py") if p.stem != "__init__"}
+    for path in re.findall(r"`([\w/]+/\w+\.py)`", page):
+        assert any((folder / path).exists() for folder in (ROOT, source, source / "calibrate")), path
+    for owner, name in re.findall(r"`(\w+)\.(\w*[a-zA-Z])\b", page):
+        texts = [modules[owner]] if owner in modules else [t for t in modules.values() if f"class {owner}" in t]
+        assert not texts or any(re.search(rf"\b{name}", text) for text in texts), f"{owner}.{name}"
+        assert texts or not owner[0].isupper(), f"no class {owner}"
+
+
+def test_example_own_logits(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["own_logits.py"])
+    runpy.run_path(str(ROOT / "examples" / "own_logits.py"), run_name="__main__")
+    before, after = (float(x) for x in re.findall(r"ECE +([\d.]+)%", capsys.readouterr().out))
+    assert after < before / 4
