@@ -183,7 +183,8 @@ def _glance(state: Federation) -> dict[str, float]:
 
 
 def _tally(calibration: Calibration, logits: torch.Tensor, client: Client, own: str | None, config: Config) -> Tally:
-    return Tally.of(calibration.apply(logits, own), client.test_y.cpu(), config.n_bins)
+    known = own if own in calibration.own else None  # a client without calibration samples has nothing of its own
+    return Tally.of(calibration.apply(logits, known), client.test_y.cpu(), config.n_bins)
 
 
 def _on(client: Client, device: torch.device) -> Client:

@@ -1,6 +1,6 @@
 """A run from config to folder: `fedcal.run(Config(...), out="RUN")`.
 
-RUN/config.json           what was asked for, every default filled in
+RUN/config.json           what was asked for
 RUN/rounds.jsonl          a line a round: loss, accuracy, ECE, clients, seconds
 RUN/results.json          every method's metrics (schema below), the label table, costs
 RUN/model.safetensors     the final global model
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,13 +21,15 @@ from typing import Any
 import torch
 
 from fedcal import federation
-from fedcal.calibrate.methods import Update
+from fedcal.calibrate.methods.method import n_bytes
 from fedcal.calibrate.rounds import Calibration
+from fedcal.calibrate.scaler_file import save_scaler
+from fedcal.checkpoint import load_checkpoint, save_checkpoint
 from fedcal.config import MACHINE, SCHEMA, Config
 from fedcal.errors import FedCalError
 from fedcal.federation import Federation, Record
 from fedcal.measure.tally import Tally, over_clients, pooled
-from fedcal.store import append_line, nest, read_json, read_tensors, unnest, write_bytes, write_json, write_tensors
+from fedcal.store import append_line, read_json, write_bytes, write_json, write_tensors
 
 Results = dict[str, Any]
 
@@ -76,7 +77,7 @@ def run(
         if folder:
             append_line(folder / "rounds.jsonl", json.dumps(record, sort_keys=True))
             if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
-                _save_checkpoint(folder, state)
+                save_checkpoint(folder / "checkpoint.safetensors", state)
 
     federation.train(state, config.rounds, after_round)
     federation.finish(state)
@@ -102,7 +103,9 @@ def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]]) -> 
             "cost": {
                 "leaves": calibration.method.leaves,
                 "bytes_up": calibration.bytes_up,
-                "bytes_down": calibration.bytes_down,
+                "bytes_down": max(calibration.bytes_down, n_bytes(calibration.params)),
+                "bytes_up_total": calibration.total_up,
+                "bytes_down_total": calibration.total_down + n_bytes(calibration.params),
                 "rounds": calibration.rounds,
                 "pooled_data": calibration.method.needs_pooled_data,
                 "additive": calibration.method.additive,
@@ -198,7 +201,7 @@ def _open_folder(folder: Path, state: Federation, resume: bool) -> None:
     """Take up the last checkpoint, if there is one, and the log as it stood then; or clear an earlier run away."""
     checkpoint, log = folder / "checkpoint.safetensors", folder / "rounds.jsonl"
     if resume and checkpoint.exists():
-        _load_checkpoint(checkpoint, state)
+        load_checkpoint(checkpoint, state)
     lines = log.read_bytes().splitlines(keepends=True)[: state.round] if state.round and log.exists() else []
     write_bytes(log, b"".join(lines))  # first of all: where that fails, nothing is lost
     if not resume:
@@ -208,65 +211,13 @@ def _open_folder(folder: Path, state: Federation, resume: bool) -> None:
     write_json(folder / "config.json", state.config.to_dict())
 
 
-def _save_checkpoint(folder: Path, state: Federation) -> None:
-    tensors = nest("model", {k: v.cpu() for k, v in state.model.state_dict().items()})
-    about: dict[str, Any] = {
-        "schema": SCHEMA,
-        "round": state.round,
-        "config": state.config.to_dict(),
-        "methods": {},
-    }
-    for name, c in state.calibrations.items():
-        tensors |= _scaler_tensors(name, c)
-        for client, update in c.latest.items():
-            tensors |= nest(f"{name}/latest/{client}", update.content)
-        about["methods"][name] = {
-            "rounds": c.rounds, "bytes_up": c.bytes_up, "bytes_down": c.bytes_down, "updates": c.updates,
-            "notes": c.notes, "latest": {client: update.n for client, update in c.latest.items()}, "own": sorted(c.own),
-        }  # fmt: skip
-    write_tensors(folder / "checkpoint.safetensors", tensors, about)
-
-
-def _load_checkpoint(path: Path, state: Federation) -> None:
-    tensors, about = read_tensors(path)
-    what_it_is = {k: v for k, v in state.config.to_dict().items() if k not in MACHINE}  # the schema among it
-    theirs = about.get("config")
-    if not isinstance(theirs, dict) or what_it_is != {k: v for k, v in theirs.items() if k not in MACHINE}:
-        raise FedCalError(f"{path} belongs to another run: delete it, or use another folder")
-    try:
-        state.model.load_state_dict(unnest("model", tensors))
-        for name, c in state.calibrations.items():
-            kept = about["methods"][name]
-            c.params = unnest(f"{name}/global", tensors)
-            c.own = {client: unnest(f"{name}/own/{client}", tensors) for client in kept["own"]}
-            c.latest = {k: Update(unnest(f"{name}/latest/{k}", tensors), n) for k, n in kept["latest"].items()}
-            c.rounds, c.updates, c.notes = kept["rounds"], kept["updates"], Counter(kept["notes"])
-            c.bytes_up, c.bytes_down = kept["bytes_up"], kept["bytes_down"]
-        state.round = about["round"]
-    except (KeyError, RuntimeError, TypeError):
-        raise FedCalError(f"{path} does not fit this federation: delete it, or use another folder") from None
-
-
-def _scaler_tensors(name: str, c: Calibration) -> dict[str, torch.Tensor]:
-    tensors = nest(f"{name}/global", c.params)
-    for client, own in c.own.items():
-        tensors |= nest(f"{name}/own/{client}", own)
-    return tensors
-
-
 def _save(folder: Path, state: Federation, results: Results) -> None:
     """Everything final; the checkpoint goes last, so that a run killed here is finished by --resume."""
     config = state.config
     about = {"schema": SCHEMA, "model": config.model, "classes": list(state.classes), "round": state.round}
     write_tensors(folder / "model.safetensors", {k: v.cpu() for k, v in state.model.state_dict().items()}, about)
-    for name, c in state.calibrations.items():
-        about = {
-            "schema": SCHEMA,
-            "method": name,
-            "options": asdict(c.method),
-            "classes": list(state.classes),
-        }
-        write_tensors(folder / "scalers" / f"{name}.safetensors", unnest(name, _scaler_tensors(name, c)), about)
+    for name, calibration in state.calibrations.items():
+        save_scaler(folder / "scalers" / f"{name}.safetensors", calibration, name)
     write_json(folder / "results.json", results)
     from fedcal import report  # matplotlib is slow to import, and only needed here
 

@@ -66,7 +66,11 @@ def beta_sums(t: Tensor, log_p: Tensor, log_q: Tensor, hit: Tensor) -> dict[str,
     x = torch.stack([log_p, log_q, torch.ones_like(log_p)], dim=1)
     v = x @ t
     q = v.sigmoid()
-    return {"loss": bernoulli(v, hit).sum(), "grad": x.T @ (q - hit.double()), "hess": x.T @ ((q * (1 - q))[:, None] * x)}
+    return {
+        "loss": bernoulli(v, hit).sum(),
+        "grad": x.T @ (q - hit.double()),
+        "hess": x.T @ ((q * (1 - q))[:, None] * x),
+    }
 
 
 def bernoulli(v: Tensor, hit: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from fedcal.calibrate.methods.method import Additive, Averaged, n_bytes, total
 from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.solve import Program
 from fedcal.checks import check_labels, check_logits, check_value, check_whole
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, unknown
 from fedcal.seeds import torch_rng
 
 Samples = tuple[Tensor, Tensor]  # logits (N, K) and labels (N,)
@@ -49,8 +49,17 @@ class Calibration:
         logits = check_logits(logits)
         if self.n_classes not in (0, logits.shape[1]):
             raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
+        if client is not None and self.own and str(client) not in self.own:
+            raise FedCalError(f"{unknown('client', str(client), self.own)}; leave it out for the global scaler")
         own = self.own.get(str(client), {}) if client is not None else {}
         return self.method.apply_own(self.params, own, logits.double())
+
+    def welcome(self, client: str | int, logits: Any, labels: Any = None) -> None:
+        """Make a client that took no part known, from samples of its own: with labels, or without (fedcal-plus only)."""
+        logits = check_logits(logits).double()
+        if labels is not None:
+            labels = check_labels(labels, logits.shape[0], logits.shape[1])
+        self.own[str(client)] = self.method.personal(self.params, {}, logits, labels)
 
     def predict_proba(self, logits: Any, client: str | int | None = None) -> Tensor:
         """Calibrated probabilities."""
@@ -94,7 +103,8 @@ def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: 
     else:
         _advance(state, total(list(updates.values())))
         if state.done:
-            state.own = {name: method.personal(state.params, *pair) for name, pair in samples.items()}
+            for name in updates:
+                state.own[name] = method.personal(state.params, state.own[name], *samples[name])
 
 
 def _advance(state: Calibration, sums: Params) -> None:

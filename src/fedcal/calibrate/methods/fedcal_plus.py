@@ -20,8 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedcal.calibrate import maps
-from fedcal.calibrate.answers import ALL, FOLDS, answer
+from fedcal.calibrate import maps, prior_shift
+from fedcal.calibrate.answers import ALL, FOLDS, Site, answer
 from fedcal.calibrate.linear import FAMILIES, centre
 from fedcal.calibrate.methods.fed_linear import first_stage
 from fedcal.calibrate.methods.method import Additive, Update
@@ -38,6 +38,7 @@ from fedcal.calibrate.stages import (
     score,
     start,
 )
+from fedcal.store import unnest
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
 MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
@@ -56,7 +57,7 @@ class FedCalPlus(Additive):
         one_class = int((clients.labels > 0).sum()) < 2
         if clients.n < MIN_SAMPLES or one_class or not clients.folds_filled:
             fits = yield from fit_linear("temperature", 0.0, {ALL: {}}, clients)
-            return {"temperature": fits[ALL]}
+            return {"temperature": fits[ALL], "fallback": torch.ones(())}
         families = FAMILIES[1:] if n_classes <= MATRIX_MAX_CLASSES else FAMILIES[1:3]
         if self.accuracy == "keep" and not self.informed:
             families = ()
@@ -70,10 +71,44 @@ class FedCalPlus(Additive):
         if own_top:
             chosen["order"] = base["temperature"]  # the model's own order, at its own temperature
             chosen["least"] = _least(found, histogram, n_classes)
-        return {**chosen, **found}
+            return {**chosen, **found}
+        stage = {f"stage/{family[0]}/{fold}": t for fold, t in fits.items()}
+        stage |= {f"stage-map/{name}": t for name, t in found.items()}
+        local = yield from prior_shift.fit_prior_shift(stage, clients.labels)
+        return {**chosen, **found, **local}
 
     def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        return Update(answer(params, logits, labels), len(labels))
+        if "law" in params:
+            counts = torch.bincount(labels, minlength=logits.shape[1]).double()
+            return Update({"law/likelihood": prior_shift.counts_likelihood(counts, params["law"])}, len(labels))
+        if "shift/weights" in params:
+            return self._weigh(params, own, logits, labels)
+        return Update(answer(params, logits, labels), len(labels), own)
+
+    def _weigh(self, params: Params, own: Params, logits: Tensor, labels: Tensor) -> Update:
+        """The client's weights of the strengths; how likely each one makes its labels is worked out once, and kept."""
+        if "shift/law" in params:
+            site, family = Site(logits, labels), next(n.split("/")[1] for n in params if n.startswith("stage/"))
+            u = site.out_of_fold(family, unnest(f"stage/{family}", params))
+            u = _second_stage(u, unnest("stage-map", params))
+            likelihood = prior_shift.shift_likelihood(u, labels, params["shift/law"], params["shift/alpha"])
+            own = {"likelihood": likelihood}
+        weights = prior_shift.posterior(own["likelihood"], params["shift/weights"])
+        one = torch.ones((), dtype=torch.float64)
+        return Update({"shift/posterior": weights, "shift/n": one}, len(labels), own)
+
+    def personal(self, params: Params, own: Params, logits: Tensor, labels: Tensor | None) -> Params:
+        """The shift to the client's own label law: from its labels, or estimated where it has none."""
+        if "law" not in params:
+            return {}
+        u = self.apply(params, logits)
+        if labels is None:
+            return {"shift": prior_shift.shift_unlabelled(params, u)}
+        likelihood = own.get("likelihood", prior_shift.shift_likelihood(u, labels, params["law"], params["alpha"]))
+        return {"shift": prior_shift.shift(params, labels, likelihood)}
+
+    def apply_own(self, params: Params, own: Params, logits: Tensor) -> Tensor:
+        return self.apply(params, logits) + own.get("shift", 0.0)
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         u = first_stage({name: t for name, t in params.items() if name in FAMILIES}, logits)
@@ -83,10 +118,7 @@ class FedCalPlus(Additive):
             lowest = -torch.log(torch.tensor(logits.shape[1] - 1.0, dtype=torch.float64))
             v = torch.where(v.sigmoid() <= params["least"], lowest, v)
             return keep_order(maps.lift(own, v), logits)
-        if "beta" not in params and "hist" not in params:
-            return u
-        _, log_p, log_q = maps.top(u)
-        return keep_order(maps.lift(u, maps.map_log_odds(params, log_p, log_q)), u)
+        return _second_stage(u, params)
 
 
 def choose_family(families: tuple[str, ...], clients: Clients) -> Generator[Sums, Sums, tuple[dict[str, Tensor], Fits]]:
@@ -113,6 +145,14 @@ def choose_family(families: tuple[str, ...], clients: Clients) -> Generator[Sums
         begin = {ALL: torch.stack([fits[name][fold] for fold in folds]).mean(0)}
         whole[name] = (yield from fit_linear(name, ridges[name], {ALL: whole}, clients, begin, FITTING))[ALL]
     return whole, fits[names[chosen]]
+
+
+def _second_stage(u: Tensor, found: Params) -> Tensor:
+    """The confidence map, if there is one."""
+    if "beta" not in found and "hist" not in found:
+        return u
+    _, log_p, log_q = maps.top(u)
+    return keep_order(maps.lift(u, maps.map_log_odds(found, log_p, log_q)), u)
 
 
 def _least(found: Params, histogram: Tensor, k: int) -> Tensor:

@@ -61,8 +61,9 @@ class Method(ABC):
         """Calibrated logits at a client: its own scaler if it has one, else the global one."""
         return self.apply(own or params, logits)
 
-    def personal(self, params: Params, logits: Tensor, labels: Tensor) -> Params:
-        """What a client, also one that never took part, makes of the final params and its own samples, for itself."""
+    def personal(self, params: Params, own: Params, logits: Tensor, labels: Tensor | None) -> Params:
+        """What a client makes of the final params and its samples, for itself; also one that never took part (its `own`
+        is empty then), or one without labels (None)."""
         return {}
 
 
