@@ -60,7 +60,10 @@ def main() -> None:
     table = {}
     for path in sorted(args.folder.glob("*.npz")):
         table[path.stem] = measure(path, methods)
-        cells = [f"{m}: {r['ece']:.2%} ({r['ece_floor']:.2%}) {r['nll']:.3f} {r['accuracy']:.2%}" for m, r in table[path.stem].items()]
+        cells = [
+            f"{m}: {r['ece']:.2%} ({r['ece_floor']:.2%}) {r['nll']:.3f} {r['accuracy']:.2%}"
+            for m, r in table[path.stem].items()
+        ]
         print(f"{path.stem:14s}", " | ".join(cells), flush=True)
     for name in methods:
         rows = [cell[name] for cell in table.values()]

@@ -119,12 +119,13 @@ KILLS = 20 if os.environ.get("CI") else 6
 
 def test_killed_at_random_moments_then_resumed_gives_the_same_bytes(tmp_path):
     """kill -9, again and again, whatever the run is doing: importing, training, writing, measuring."""
-    command = [sys.executable, "-m", "fedcal", "run", "--data", "digits", "--model", "logistic", "--rounds", "12", "--clients", "6",
-               "--checkpoint-every", "1", "--method", "avg-t", "--method", "fedcal-literal", "--quiet", "--out"]  # fmt: skip
+    options = "--model logistic --rounds 12 --clients 6 --checkpoint-every 1 --method avg-t --method fedcal-literal"
+    command = [sys.executable, "-m", "fedcal", "run", *options.split(), "--quiet", "--out"]
     whole = time.monotonic()
     subprocess.run([*command, str(tmp_path / "whole")], check=True, timeout=120)
     whole = time.monotonic() - whole
     rng, killed = np.random.default_rng(0), 0
+    (tmp_path / "killed").mkdir()  # --resume starts a run in an empty folder, and refuses one that is not there
     for attempt in range(KILLS):
         run = subprocess.Popen([*command, str(tmp_path / "killed"), "--resume"])
         try:

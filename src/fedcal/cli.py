@@ -59,6 +59,8 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
 
     if resume and out_dir is None:
         raise FedCalError("--resume needs --out RUN, the folder of the run to go on with")
+    if resume and out_dir and not out_dir.exists():
+        raise FedCalError(f"--resume: there is no folder {out_dir}; check its name, or start the run without --resume")
     options: dict[str, Any] = {name: tuple(v) if name == "method" else v for name, v in given.items() if v is not None}
     stored = out_dir / "config.json" if out_dir else None
     if resume and stored and stored.exists():  # what is not said again is as it was
@@ -163,9 +165,8 @@ def methods() -> None:
 
     table = Table("method", "what it is", "what leaves a client", "when")
     for name, method in METHODS.items():
-        when = (
-            "in every training round" if method.schedule == "interleaved" else f"{method.rounds} × on the final model"
-        )
+        turns = "rounds until done" if method.additive else f"{method.rounds} rounds"
+        when = "in every training round" if method.schedule == "interleaved" else f"{turns} on the final model"
         table.add_row(name, method.summary, method.leaves, "–" if name == "uncal" else when)
     out.print(table)
 

@@ -100,7 +100,7 @@ def run_round(state: Federation) -> Record:
         trained = [copy_state(model)]
 
     model.load_state_dict(average(trained, by=sizes))  # line 7
-    for name, calibration in calibrations.items():  # lines 8, 12–13 and 19
+    for name, calibration in calibrations.items():  # lines 8, 12–13 and 20
         calibration_round(calibration, samples[name], config.seed)
     state.round += 1
     loss = sum(a * b for a, b in zip(losses, sizes, strict=True)) / sum(sizes)

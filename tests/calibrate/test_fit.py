@@ -95,7 +95,7 @@ def test_training_lowers_the_loss_and_never_ends_worse_on_its_stopping_split(net
     logits, labels = sample(600, 5, 0, true_t=4.0)
     start = method.init(5, torch.Generator().manual_seed(0))
     how = Training(lr=1e-2, steps=200)
-    trained, steps = train_scaler(start, method.apply, logits, labels, how, torch.Generator().manual_seed(1))
+    trained, steps = train_scaler(start, method.apply, logits, labels, how)
     unseen, unseen_labels = sample(4000, 5, 9, true_t=4.0)
     loss = [float(torch.nn.functional.cross_entropy(method.apply(p, unseen), unseen_labels)) for p in (start, trained)]
     assert steps > 0 and loss[1] < 0.9 * loss[0]
@@ -104,7 +104,7 @@ def test_training_lowers_the_loss_and_never_ends_worse_on_its_stopping_split(net
 def test_too_few_samples_leave_the_scaler_as_it_was():
     method = get_method("fedcal")
     start = method.init(3, torch.Generator().manual_seed(0))
-    trained, steps = train_scaler(start, method.apply, *sample(7, 3, 0), Training(), torch.Generator())
+    trained, steps = train_scaler(start, method.apply, *sample(7, 3, 0), Training())
     assert trained is start and steps == 0
 
 

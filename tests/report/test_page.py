@@ -109,7 +109,7 @@ def _change(run, **fields):
         (lambda run: (run / "results.json").write_bytes(b"\xff\xfe"), "results.json: cannot be read"),
         (lambda run: _change(run, schema=7), "results.json: schema 7, this fedcal reads 1: "),
         (lambda run: _change(run, methods={}), "'methods' is missing or empty"),
-        (lambda run: _change(run, methods={"ens": {"global": {}}}), "method 'ens' has no local, own"),
+        (lambda run: _change(run, methods={"ens": {"global": {}}}), "methods.ens.global has no"),
         (
             lambda run: (run / "rounds.jsonl").write_text('{"round": 1'),
             "rounds.jsonl, line 1: not valid JSON",

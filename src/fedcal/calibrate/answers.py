@@ -11,6 +11,7 @@ A question is a flat dict of tensors whose names say what is wanted; the answer 
     histogram                 -> their fine histogram, by fold
     beta/FOLD                 -> loss, gradient and Hessian of the beta map outside that fold
     map/NAME/FOLD             -> out-of-fold losses of each candidate map: their sums, and their inner products
+    share                     -> (with any of these) only of that share of the samples; a client may then have nothing to say
 
 FOLD is a number, or `all`, which leaves nothing out. No answer names a sample. The client keeps no state: its folds
 follow from its data.
@@ -18,20 +19,18 @@ follow from its data.
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedcal.calibrate import maps
+from fedcal.calibrate.folds import FOLDS, folds, part
 from fedcal.calibrate.linear import apply_linear, centre, curvature_sums, linear_sums
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError
-from fedcal.seeds import numpy_rng
 from fedcal.store import unnest
 
-FOLDS = 5
 ALL = "all"
 
 
@@ -43,13 +42,11 @@ class Site:
 
     @cached_property
     def fold(self) -> Tensor:
-        """Balanced random folds. The offset is random too: many clients of few samples still fill all folds."""
-        digest = hashlib.blake2b(self.z.numpy().tobytes() + self.y.numpy().tobytes(), digest_size=8).hexdigest()
-        rng = numpy_rng(0, "folds", digest)
-        order, offset = rng.permutation(len(self.y)), int(rng.integers(FOLDS))
-        fold = torch.empty(len(self.y), dtype=torch.int64)
-        fold[torch.from_numpy(order)] = (torch.arange(len(self.y)) + offset) % FOLDS
-        return fold
+        return folds(self.z, self.y)
+
+    def only(self, rows: Tensor) -> None:
+        """Keep these samples alone, each in the fold that it had."""
+        self.fold, self.z, self.y = self.fold[rows], self.z[rows], self.y[rows]
 
     def outside(self, fold: str) -> tuple[Tensor, Tensor]:
         """The samples that a fit for this fold may see."""
@@ -72,6 +69,11 @@ class Site:
 def answer(question: Params, logits: Tensor, labels: Tensor) -> Params:
     """A client's half of every additive method."""
     site, found = Site(logits, labels), {}
+    if "share" in question:
+        rows = part(float(question["share"]), logits, labels)
+        if not len(rows):
+            return {}
+        site.only(rows)
     for kind in dict.fromkeys(name.split("/")[0] for name in question):
         if kind not in ANSWERS:
             raise FedCalError(
@@ -178,4 +180,5 @@ ANSWERS = {
     "histogram": _histogram,
     "beta": _beta,
     "map": _map,
+    "share": _nothing,
 }

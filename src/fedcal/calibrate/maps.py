@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.calibrate.scalers import Params
+from fedcal.calibrate.scalers import Params, softplus
 
 # Fine bins of the log-odds, the same everywhere: nothing for clients to agree on.
 GRID = torch.linspace(-5, 15, 241, dtype=torch.float64)
@@ -32,8 +32,7 @@ def log_odds(u: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
     """log p and −log(1 − p) of the label's probability, exact at both ends; their sum is the log-odds."""
     rest = (u - u.gather(1, label[:, None])).scatter(1, label[:, None], -math.inf)
     against = rest.logsumexp(dim=1)
-    soft = torch.nn.functional.softplus
-    return -soft(against), soft(against) - against
+    return -softplus(against), softplus(against) - against
 
 
 def map_log_odds(maps: Params, log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -53,7 +52,10 @@ def _follow(knots: Tensor, v: Tensor) -> Tensor:
     inside = v.clamp(x[0], x[-1])
     if len(x) == 1:
         return v - x[0] + y[0]
-    right = torch.searchsorted(x, inside.contiguous()).clamp(1, len(x) - 1)
+    if torch.compiler.is_compiling():  # ONNX has no binary search
+        right = (x < inside[:, None]).sum(dim=1).clamp(1, len(x) - 1)
+    else:
+        right = torch.searchsorted(x, inside.contiguous()).clamp(1, len(x) - 1)
     share = (inside - x[right - 1]) / (x[right] - x[right - 1]).clamp_min(1e-12)
     return y[right - 1] + share * (y[right] - y[right - 1]) + (v - inside)
 
@@ -140,7 +142,7 @@ def lift(u: Tensor, v: Tensor) -> Tensor:
     gap, shift = two[:, 0] - two[:, 1], v - (log_p + log_q)
     fits = ((shift >= 0) & (gap > 0)) | (gap + shift > 1e-4)
     moved = u.scatter_add(1, label[:, None], shift[:, None])
-    if torch.compiler.is_exporting():  # a graph has no rows to pick: do both everywhere
+    if torch.compiler.is_compiling():  # a graph has no rows to pick: do both everywhere
         return torch.where(fits[:, None], moved, lift_by_temperature(u, v))
     moved[~fits] = lift_by_temperature(u[~fits], v[~fits])
     return moved

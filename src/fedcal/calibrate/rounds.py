@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+import torch
 from torch import Tensor
 
 from fedcal.calibrate.methods import Method, Update, get_method
-from fedcal.calibrate.methods.method import Additive, Averaged, n_bytes, total
+from fedcal.calibrate.methods.method import Additive, Averaged, Total, n_bytes
 from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.solve import Program
+from fedcal.calibrate.stream import Samples, Stream, check_client, check_pair
 from fedcal.checks import check_labels, check_logits, check_value, check_whole
 from fedcal.errors import FedCalError, unknown
 from fedcal.seeds import torch_rng
-
-Samples = tuple[Tensor, Tensor]  # logits (N, K) and labels (N,)
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Calibration:
     latest: dict[str, Update] = field(default_factory=dict)  # what the server remembers if it averages latest words
     program: Program | None = None  # an additive method's server, waiting for the answer to its question
     question: Params = field(default_factory=dict)
+    part: list[str] | None = None  # the clients that have something to say about a share of the samples, once known
     rounds: int = 0
     bytes_up: int = 0  # a client's largest message up and down so far, and all of them together
     bytes_down: int = 0
@@ -47,12 +48,19 @@ class Calibration:
     def apply(self, logits: Any, client: str | int | None = None) -> Tensor:
         """Calibrated logits in float64: by the global scaler, or by that client's own if it has one."""
         logits = check_logits(logits)
-        if self.n_classes not in (0, logits.shape[1]):
-            raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
+        self.check_width(logits)
+        return self.method.apply_own(self.params, self.own_of(client), logits.double())
+
+    def own_of(self, client: str | int | None) -> Params:
+        """That client's own scaler; empty where the global one serves."""
         if client is not None and self.own and str(client) not in self.own:
             raise FedCalError(f"{unknown('client', str(client), self.own)}; leave it out for the global scaler")
-        own = self.own.get(str(client), {}) if client is not None else {}
-        return self.method.apply_own(self.params, own, logits.double())
+        return self.own.get(str(client), {}) if client is not None else {}
+
+    def check_width(self, logits: Tensor) -> None:
+        """As many columns as the scaler was fitted on."""
+        if self.n_classes not in (0, logits.shape[1]):
+            raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
 
     def welcome(self, client: str | int, logits: Any, labels: Any = None) -> None:
         """Make a client that took no part known, from samples of its own: with labels, or without (fedcal-plus only)."""
@@ -73,47 +81,74 @@ def begin(method: Method, n_classes: int, seed: int) -> Calibration:
         state.params = method.init(n_classes, torch_rng(seed, "scaler"))
     elif isinstance(method, Additive):
         state.program = method.program(n_classes)
-        state.question = next(state.program)
+        state.question = plain(next(state.program))
     return state
 
 
 def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: int) -> None:
-    """One round: each client's half on its samples, then the server's. Clients without samples sit out."""
-    method, updates = state.method, {}
+    """One round: each client's half on its samples, then the server's. Clients without samples sit out.
+
+    Clients are read one after the other. What they send to an additive method is added up at once and never held.
+    """
+    method, updates, whole = state.method, {}, Total()
     sent = state.question if isinstance(method, Additive) else state.params
-    for name, (logits, labels) in samples.items():
-        if len(labels):
-            rng = torch_rng(seed, "scaler", state.rounds, name)
-            updates[name] = method.client(sent, state.own.get(name, {}), logits, labels, rng)
-    state.rounds += 1
-    if not updates:
-        return
-    for name, update in updates.items():
+    names = state.part if "share" in sent and state.part is not None else samples
+    spoke, up = [], 0
+    for name in names:
+        logits, labels = samples[name]
+        if not len(labels):
+            continue
+        rng = torch_rng(seed, "scaler", state.rounds, name)
+        update = method.client(sent, state.own.get(name, {}), logits, labels, rng)
         state.own[name] = update.own
         state.notes.update(update.notes)
-    up, down = max(n_bytes(update.content) for update in updates.values()), n_bytes(sent)
+        state.updates += 1
+        up = max(up, n_bytes(update.content))
+        if isinstance(method, Additive):
+            whole.add(update.content)
+        else:
+            updates[name] = update
+        if update.content or "share" not in sent:
+            spoke.append(name)
+    state.rounds += 1
+    if not spoke:
+        return
+    down = n_bytes(sent)
     state.bytes_up, state.bytes_down = max(state.bytes_up, up), max(state.bytes_down, down)
     state.total_up, state.total_down = state.total_up + up, state.total_down + down
-    state.updates += len(updates)
-    if method.average == "latest":
-        state.latest.update(updates)
-        updates = dict(sorted(state.latest.items()))
+    if "share" in sent:
+        state.part = spoke
     if isinstance(method, Averaged):
+        if method.average == "latest":
+            state.latest.update(updates)
+            updates = dict(sorted(state.latest.items()))
         state.params = method.server(state.params, list(updates.values()))
     else:
-        _advance(state, total(list(updates.values())))
+        advance(state, whole.sums())
         if state.done:
-            for name in updates:
-                state.own[name] = method.personal(state.params, state.own[name], *samples[name])
+            _settle(state, samples)
 
 
-def _advance(state: Calibration, sums: Params) -> None:
+def advance(state: Calibration, sums: Params) -> None:
     """The server's half of an additive method: the answers added up, and what the program makes of them."""
     assert state.program is not None
     try:
-        state.question = state.program.send(sums)
+        state.question = plain(state.program.send(plain(sums)))
     except StopIteration as finished:
-        state.params, state.program, state.question = finished.value, None, {}
+        state.params, state.program, state.question = plain(finished.value), None, {}
+
+
+def plain(params: Params) -> Params:
+    """Fresh and contiguous, as a file would give them back: fits in memory and by files agree bit for bit."""
+    return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in params.items()}
+
+
+def _settle(state: Calibration, samples: Mapping[str, Samples]) -> None:
+    """After an additive method's last round: what each client makes of the final params for itself."""
+    if isinstance(samples, Stream):
+        state.own.clear()
+    for name, own in state.own.items():
+        state.own[name] = state.method.personal(state.params, own, *samples[name])
 
 
 def calibrate(
@@ -122,6 +157,7 @@ def calibrate(
     *,
     rounds: int | None = None,
     seed: int = 0,
+    stream: bool = False,
     **options: Any,
 ) -> Calibration:
     """Calibrate a frozen model from each client's (logits, labels), as rounds between clients and a server would.
@@ -134,22 +170,26 @@ def calibrate(
         clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them.
         method: see `fedcal methods`.
         rounds: rounds in which all clients take part; the method's own number if not given.
+        stream: read `clients`, a mapping, anew in every round, client by client, and keep nothing of them: memory stays flat
+            however many there are. A client's own scaler is then made on demand, by `welcome`.
         options: the method's options, e.g. `net="raw"` for fedcal.
     """
-    chosen = _check_method(method, options)
+    chosen = check_method(method, options)
     rounds = chosen.rounds if rounds is None else check_whole(rounds, "rounds", low=0)
     seed = check_whole(seed, "seed", low=0)
-    samples = _check_clients(clients)
+    samples = Stream(clients) if stream else _check_clients(clients)
     n_classes = next(iter(samples.values()))[0].shape[1]
     state = begin(chosen, n_classes, seed)
     for _ in range(rounds):
         if state.done:
             break
         calibration_round(state, samples, seed)
+        if not state.updates:
+            raise FedCalError("no samples: every client is empty; at least one needs some")
     return state
 
 
-def _check_method(name: Any, options: dict[str, Any]) -> Method:
+def check_method(name: Any, options: dict[str, Any]) -> Method:
     """The method, once its options are known to be of the right kind."""
     if not isinstance(name, str):
         raise FedCalError(f"method must be a name (see `fedcal methods`), not {name!r}")
@@ -163,29 +203,25 @@ def _check_method(name: Any, options: dict[str, Any]) -> Method:
     return method
 
 
-def _check_clients(clients: Any) -> dict[str, Samples]:
-    """Each client's samples as tensors, by name; all of them with the same number of classes."""
+def name_clients(clients: Any) -> dict[str, tuple[Any, Any]]:
+    """Each client's (logits, labels) by name; clients of a list are numbered."""
     if not isinstance(clients, Iterable):
         raise FedCalError(f"clients must be a list of pairs (logits, labels), not {type(clients).__name__}")
-    named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
-    if not named:
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for name, pair in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
+        if str(name) in pairs:
+            raise FedCalError(f"two clients have the name {str(name)!r}: name them apart")
+        pairs[str(name)] = check_pair(name, pair)
+    if not pairs:
         raise FedCalError("no clients: give (logits, labels) of at least one")
+    return pairs
+
+
+def _check_clients(clients: Any) -> dict[str, Samples]:
+    """Each client's samples as tensors, by name; all of them with the same number of classes."""
     samples: dict[str, Samples] = {}
     width = 0
-    for name, pair in named.items():
-        if str(name) in samples:
-            raise FedCalError(f"two clients have the name {str(name)!r}: name them apart")
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise FedCalError(f"client {name}: expected a pair (logits, labels), not {type(pair).__name__}")
-        try:
-            logits = check_logits(pair[0])
-            labels = check_labels(pair[1], logits.shape[0], logits.shape[1])
-        except FedCalError as error:
-            raise FedCalError(f"client {name}: {error}") from None
-        if width and logits.shape[1] != width:
-            raise FedCalError(f"client {name}: logits of {logits.shape[1]} classes where the others have {width}")
-        width = logits.shape[1]
-        samples[str(name)] = logits.double(), labels
-    if not sum(len(labels) for _, labels in samples.values()):
-        raise FedCalError("no samples: every client is empty; at least one needs some")
+    for name, pair in name_clients(clients).items():
+        samples[name] = check_client(name, pair, width)
+        width = samples[name][0].shape[1]
     return samples

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from fedcal.calibrate.fit import Training
-from fedcal.calibrate.methods import METHODS, get_method
+from fedcal.calibrate.methods import METHODS, Method, get_method
 from fedcal.calibrate.rounds import Calibration
 from fedcal.errors import FedCalError
 from fedcal.store import nest, read_tensors, unnest, write_tensors
@@ -39,15 +40,20 @@ def load_scaler(path: str | Path) -> tuple[str, Calibration]:
         raise FedCalError(
             f"{path} is not a scaler that this fedcal knows: write it anew with `fedcal calibrate` or `run`"
         )
-    options = dict(about["options"])
-    if isinstance(options.get("training"), dict):
-        options["training"] = Training(**options["training"])
     try:
-        method = get_method(about["method"], **options)
+        method = method_of(about["method"], about["options"])
         own = {client: unnest(f"own/{client}", tensors) for client in about["clients"]}
         return about["method"], Calibration(method, unnest("global", tensors), own, n_classes=int(about["n_classes"]))
     except (KeyError, TypeError, ValueError) as error:
         raise FedCalError(f"{path} is damaged ({error}): write it anew") from None
+
+
+def method_of(name: str, options: dict[str, Any]) -> Method:
+    """A method from its name and `asdict` of it, as files hold them."""
+    options = dict(options)
+    if isinstance(options.get("training"), dict):
+        options["training"] = Training(**options["training"])
+    return get_method(name, **options)
 
 
 def scaler_tensors(calibration: Calibration) -> dict[str, Tensor]:

@@ -2,6 +2,9 @@
 
 `params` is a flat dict of tensors: the same thing in memory, in a safetensors file and on the wire. Everything here
 works in the wider type of the two arguments, so training may run in float32 while serving, in float64, loses no rank.
+
+A traced graph (torch.export, ONNX, torch.compile) cannot branch on values. Where a function does, `is_compiling` picks a
+branch-free form: equal but for rounding, and `keep_order` does not mend what rounding did to near-ties.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ def linear_temperature(params: Params, logits: Tensor) -> Tensor:
 
 def ensemble(params: Params, logits: Tensor) -> Tensor:
     """log of the mean of the clients' scaled probabilities, (1/C) Σ_c σ(θ / T_c)."""
-    logs = torch.stack([torch.log_softmax(logits / t, dim=1) for t in params["temperatures"]])
+    logs = torch.log_softmax(logits / params["temperatures"][:, None, None], dim=2)
     return keep_order(logs.logsumexp(dim=0) - math.log(len(logs)), logits)
 
 
@@ -71,12 +74,28 @@ def order_preserving(params: Params, logits: Tensor, sorted_input: bool = False)
     The sum runs down from the top class (fixed at 0) where the appendix's runs up from the last one: a shift that
     softmax ignores, and the top classes, the ones that matter, keep full floating-point resolution.
     """
-    y, order = logits.sort(dim=1, descending=True, stable=True)
-    stretch = torch.nn.functional.softplus(mlp(params, y if sorted_input else logits))[:, :-1]
+    y, order = _ranked(logits)
+    stretch = softplus(mlp(params, y if sorted_input else logits))[:, :-1]
     w = stretch * (y[:, :-1] - y[:, 1:])
     ranked = torch.nn.functional.pad(-w.cumsum(dim=1), (1, 0))
     out = torch.empty_like(ranked).scatter(1, order, ranked)
     return out if out.requires_grad else keep_order(out, logits)
+
+
+def _ranked(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row in falling order, and where it came from."""
+    if (
+        torch.compiler.is_compiling()
+    ):  # ONNX has no stable sort; how ties are broken makes no difference to their values
+        return logits.topk(logits.shape[1], dim=1)
+    return logits.sort(dim=1, descending=True, stable=True)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + eˣ)."""
+    if torch.compiler.is_compiling():  # onnxruntime has none in float64
+        return x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
+    return torch.nn.functional.softplus(x)
 
 
 def plain_mlp(params: Params, logits: Tensor) -> Tensor:
@@ -86,6 +105,8 @@ def plain_mlp(params: Params, logits: Tensor) -> Tensor:
 
 def keep_order(out: Tensor, logits: Tensor) -> Tensor:
     """Put back, by the least floating-point steps, any order of `logits` that rounding lost in `out`."""
+    if torch.compiler.is_compiling():
+        return out
     y, order = logits.sort(dim=1, descending=True, stable=True)
     ranked = out.gather(1, order)
     tied = y[:, 1:] == y[:, :-1]

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate import maps
-from fedcal.calibrate.answers import ALL, FOLDS
+from fedcal.calibrate.answers import ALL
+from fedcal.calibrate.folds import FOLDS
 from fedcal.calibrate.linear import FAMILIES, n_parameters, widen
 from fedcal.calibrate.scalers import Params
-from fedcal.calibrate.solve import Prior, Sums, by_blocks, lbfgs, lockstep, newton
+from fedcal.calibrate.solve import Prior, Program, Sums, by_blocks, lbfgs, lockstep, newton
 
 NEWTON_MAX = 300  # parameters up to which a Hessian is worth sending
 CHOOSING, FITTING = 1e-1, 1e-10  # nats of the whole summed loss: standard errors of a choice are some nats
@@ -46,6 +47,19 @@ def start(k: int) -> Generator[Sums, Sums, Clients]:
     rms = (squares / max(n * k, 1)) ** 0.5
     mode = 1 / rms if 0 < rms < 1 else 1.0
     return Clients(k, n, sums["labels"], mode, bool((sums["folds"] > 0).all()))
+
+
+def on_part(share: float, program: Program) -> Program:
+    """The program, its every question about that share of the samples only."""
+    if share >= 1:
+        return (yield from program)
+    question = next(program)
+    while True:
+        sums = yield {**question, "share": torch.tensor(share, dtype=torch.float64)}
+        try:
+            question = program.send(sums)
+        except StopIteration as finished:
+            return finished.value
 
 
 def prior_of(family: str, ridge: float, base: dict[str, Tensor], clients: Clients) -> tuple[Tensor, Prior]:
@@ -146,11 +160,11 @@ def choose_ridge(
     return best, tried[best][1]
 
 
-def fit_beta(watch: Params, folds: list[str]) -> Generator[Sums, Sums, Fits]:
+def fit_beta(watch: Params, folds: list[str], starts: Fits | None = None) -> Generator[Sums, Sums, Fits]:
     """The beta map of the watched confidences, for several folds; a sample's worth of prior at the identity."""
     identity = torch.tensor(maps.IDENTITY, dtype=torch.float64)
     prior = Prior(identity, torch.ones(3, dtype=torch.float64))
-    solvers = {fold: newton(identity.clone(), prior, 1e-9, maps.beta_step) for fold in folds}
+    solvers = {fold: newton((starts or {}).get(fold, identity), prior, 1e-9, maps.beta_step) for fold in folds}
     program = lockstep("beta", solvers)
     question = next(program)
     while True:
@@ -167,12 +181,23 @@ def histogram(watch: Params) -> Generator[Sums, Sums, Tensor]:
     return sums["histogram"]
 
 
-def choose_map(watch: Params, clients: Clients) -> Generator[Sums, Sums, tuple[Params, Tensor]]:
+def choose_map(watch: Params, clients: Clients, share: float = 1.0) -> Generator[Sums, Sums, tuple[Params, Tensor]]:
     """The mean of a beta map and of the best-shrunk histogram map, or none: kept if out of fold it is better.
 
     Returns the map (empty: none) and the histogram it was made from. In logits, the parametric map's bias and the
     histogram's noise average out: held out, the mean beat either alone, and choosing between them.
+    What is chosen on a share of the samples (`clients` are those then) is fitted on all of them.
     """
+    pseudo, beta, whole = yield from on_part(share, _compare_maps(watch, clients))
+    if share < 1:
+        whole = (yield from histogram(watch)).sum(0)
+        if pseudo:
+            beta = (yield from fit_beta(watch, [ALL], {ALL: beta}))[ALL]
+    return ({"beta": beta, "hist": maps.hist_knots(whole, pseudo)} if pseudo else {}), whole
+
+
+def _compare_maps(watch: Params, clients: Clients) -> Generator[Sums, Sums, tuple[float, Tensor, Tensor]]:
+    """The histogram map's pseudo-samples (0: better no map), the beta map, and the histogram."""
     folds = [str(f) for f in range(FOLDS)]
     counts = yield from histogram(watch)
     betas = yield from fit_beta(watch, [*folds, ALL])
@@ -190,5 +215,5 @@ def choose_map(watch: Params, clients: Clients) -> Generator[Sums, Sums, tuple[P
     gain, error = paired(sums, "map", clients.n, len(names), names.index(f"mean{pseudo:g}"))
     clients.log |= {"map_gain": gain, "map_gain_error": error}
     if gain <= (0.0 if clients.n >= 300 else error):  # under 20 samples a bin, chance alone passes "better" too often
-        return {}, whole
-    return {"beta": betas[ALL], "hist": maps.hist_knots(whole, pseudo)}, whole
+        pseudo = 0.0
+    return pseudo, betas[ALL], whole

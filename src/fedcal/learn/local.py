@@ -24,7 +24,7 @@ def train_locally(
     prox_mu: float = 0.0,
     rng: np.random.Generator,
 ) -> float:
-    """Algorithm 1, lines 14–18: E epochs of SGD on (x, y), in place; returns the last epoch's mean loss.
+    """Algorithm 1, lines 14–19: E epochs of SGD on (x, y), in place; returns the last epoch's mean loss.
 
     `prox_mu` > 0 adds FedProx's (µ/2)‖θ − θᵗ‖², θᵗ being the model as it came in.
     """

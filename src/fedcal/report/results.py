@@ -16,7 +16,15 @@ POOLED = "val-ts"  # the one method that looks at the clients' pooled calibratio
 
 Results = dict[str, Any]
 
-_METHOD_KEYS = ("global", "local", "own", "clients", "reliability", "cost")
+_METRICS = ("accuracy", "top3", "ece", "ece_floor", "nll", "brier", "classwise_ece")
+_METHOD_KEYS = {
+    "global": ("n", "ece_low", "ece_high", *_METRICS),
+    "local": ("worst_ece", *_METRICS),
+    "own": ("worst_ece", *_METRICS),
+    "clients": ("local", "own"),
+    "reliability": ("edges", "count", "confidence", "accuracy", "low", "high"),
+    "cost": ("leaves", "bytes_up", "bytes_down", "rounds"),
+}
 _ROUND_KEYS = ("round", "loss", "accuracy", "ece")
 
 
@@ -44,10 +52,15 @@ def _load_results(path: Path) -> Results:
     for key in ("config", "data", "methods"):
         if not isinstance(results.get(key), dict) or not results[key]:
             raise FedCalError(f"{path}: {key!r} is missing or empty: repeat the run")
+    for key in ("classes", "clients", "train_counts"):
+        if not isinstance(results["data"].get(key), list):
+            raise FedCalError(f"{path}: data.{key} is missing: repeat the run")
     for name, method in results["methods"].items():
-        missing = [key for key in _METHOD_KEYS if key not in method]
-        if missing:
-            raise FedCalError(f"{path}: method {name!r} has no {', '.join(missing)}: repeat the run")
+        for key, inside in _METHOD_KEYS.items():
+            part = method.get(key) if isinstance(method, dict) else None
+            missing = [k for k in inside if not isinstance(part, dict) or k not in part]
+            if missing:
+                raise FedCalError(f"{path}: methods.{name}.{key} has no {', '.join(missing)}: repeat the run")
     # The file's keys are sorted; people know the methods in the order of the paper, baselines first.
     place = {name: i for i, name in enumerate(METHODS)}
     methods = sorted(results["methods"].items(), key=lambda item: place.get(item[0], len(place)))

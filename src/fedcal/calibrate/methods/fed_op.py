@@ -1,6 +1,6 @@
 """Fed-OP: FedCal's order-preserving net, trained on everybody's calibration data at once by summed gradients.
 
-Each client keeps a quarter of its samples back; the server stops when their summed loss no longer falls.
+Each client keeps a fifth of its samples back; the server stops when their summed loss no longer falls.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate import scalers
-from fedcal.calibrate.answers import FOLDS, Site
 from fedcal.calibrate.fit import Adam
+from fedcal.calibrate.folds import folds
 from fedcal.calibrate.methods.method import Additive, Update
 from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.solve import Program
@@ -48,7 +48,7 @@ class FedOP(Additive):
         return scalers.unflatten(best, net)
 
     def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        held = Site(logits, labels).fold == FOLDS - 1
+        held = folds(logits, labels) == 0
         net = {name: value.clone().requires_grad_() for name, value in params.items()}
         loss = _summed_nll(net, logits[~held].double(), labels[~held])
         gradients = torch.autograd.grad(loss, list(net.values()))

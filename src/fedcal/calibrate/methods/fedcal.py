@@ -40,7 +40,7 @@ class FedCal(Averaged):
 
     def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
         start, notes = self._start(params, own, rng)
-        trained, steps = train_scaler(start, self.apply, logits, labels, self.training, rng)  # line 19
+        trained, steps = train_scaler(start, self.apply, logits, labels, self.training)  # line 20
         return Update(trained, len(labels), trained, {**notes, "steps": float(steps)})
 
     def server(self, params: Params, updates: list[Update]) -> Params:

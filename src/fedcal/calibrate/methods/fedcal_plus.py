@@ -7,6 +7,8 @@
 2. A map of the top confidence, fitted on the chosen map's out-of-fold confidences and kept only if it helps there.
 3. The clients' label laws: what a client needs to shift the posterior to its own (prior_shift.py).
 
+In large federations, 1 and 2 are chosen on a share of the samples (N_CHOOSE of them), and fitted on all.
+
 `accuracy="keep"` leaves the order of the classes as the model gave it. Its confidence in the model's top label is still
 what the best linear map believes of that label (`informed`), or else comes from the temperature alone.
 """
@@ -21,7 +23,8 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate import maps, prior_shift
-from fedcal.calibrate.answers import ALL, FOLDS, Site, answer
+from fedcal.calibrate.answers import ALL, Site, answer
+from fedcal.calibrate.folds import FOLDS
 from fedcal.calibrate.linear import FAMILIES, centre
 from fedcal.calibrate.methods.fed_linear import first_stage
 from fedcal.calibrate.methods.method import Additive, Update
@@ -34,6 +37,7 @@ from fedcal.calibrate.stages import (
     choose_map,
     choose_ridge,
     fit_linear,
+    on_part,
     paired,
     score,
     start,
@@ -41,6 +45,7 @@ from fedcal.calibrate.stages import (
 from fedcal.store import unnest
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
+N_CHOOSE = 50_000  # samples that are enough to choose on; what is chosen is fitted on all of them
 MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
 
 
@@ -61,13 +66,15 @@ class FedCalPlus(Additive):
         families = FAMILIES[1:] if n_classes <= MATRIX_MAX_CLASSES else FAMILIES[1:3]
         if self.accuracy == "keep" and not self.informed:
             families = ()
-        base, fitted = yield from choose_family(families, clients)
+        share = min(1.0, N_CHOOSE / clients.n)
+        few = clients if share == 1 else (yield from on_part(share, start(n_classes)))
+        base, fitted = yield from choose_family(families, clients, few, share)
         family, fits = next(reversed(base.items())), fitted
         chosen = {family[0]: family[1]}
         own_top = self.accuracy == "keep" and family[0] != "temperature"
         kind = "watch-own" if own_top else "watch"
         watch = {f"{kind}/{family[0]}/{fold}": t for fold, t in fits.items()}
-        found, histogram = yield from choose_map(watch, clients)
+        found, histogram = yield from choose_map(watch, few, share)
         if own_top:
             chosen["order"] = base["temperature"]  # the model's own order, at its own temperature
             chosen["least"] = _least(found, histogram, n_classes)
@@ -121,8 +128,27 @@ class FedCalPlus(Additive):
         return _second_stage(u, params)
 
 
-def choose_family(families: tuple[str, ...], clients: Clients) -> Generator[Sums, Sums, tuple[dict[str, Tensor], Fits]]:
-    """The chain of fits on all samples, up to the chosen family (its last entry), and that family's fits by fold."""
+def choose_family(
+    families: tuple[str, ...], clients: Clients, few: Clients, share: float
+) -> Generator[Sums, Sums, tuple[dict[str, Tensor], Fits]]:
+    """The chain of fits on all samples, up to the chosen family (its last entry), and that family's fits by fold.
+
+    `few` are the clients with a share of their samples, on which the family and its ridges are chosen.
+    """
+    temperature, ridges, fits = yield from on_part(share, _compare_families(families, few))
+    whole: dict[str, Tensor] = {"temperature": temperature}
+    if share < 1:
+        whole["temperature"] = (yield from fit_linear("temperature", 0.0, {ALL: {}}, clients, {ALL: temperature}))[ALL]
+    for name in list(fits)[1:]:
+        begin = {ALL: torch.stack([fits[name][str(f)] for f in range(FOLDS)]).mean(0)}
+        whole[name] = (yield from fit_linear(name, ridges[name], {ALL: whole}, clients, begin, FITTING))[ALL]
+    return whole, next(reversed(fits.values()))
+
+
+def _compare_families(
+    families: tuple[str, ...], clients: Clients
+) -> Generator[Sums, Sums, tuple[Tensor, dict[str, float], dict[str, Fits]]]:
+    """The temperature of all samples; ridges and fits by fold of the families up to the chosen one."""
     folds = [str(f) for f in range(FOLDS)]
     first = yield from fit_linear("temperature", 0.0, {fold: {} for fold in [*folds, ALL]}, clients)
     base = {fold: {"temperature": first[fold]} for fold in folds}
@@ -140,11 +166,7 @@ def choose_family(families: tuple[str, ...], clients: Clients) -> Generator[Sums
         clients.log[f"{names[j]}_gain"] = gain
         if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:
             chosen = j
-    whole: dict[str, Tensor] = {"temperature": first[ALL]}
-    for name in names[1 : chosen + 1]:
-        begin = {ALL: torch.stack([fits[name][fold] for fold in folds]).mean(0)}
-        whole[name] = (yield from fit_linear(name, ridges[name], {ALL: whole}, clients, begin, FITTING))[ALL]
-    return whole, fits[names[chosen]]
+    return first[ALL], ridges, {name: fits[name] for name in names[: chosen + 1]}
 
 
 def _second_stage(u: Tensor, found: Params) -> Tensor:

@@ -108,17 +108,41 @@ def mean(updates: list[Update], weighted: bool = False) -> Params:
     }
 
 
+class Total:
+    """Updates added up as they come: all that the server of an additive method sees.
+
+    Neighbours are added pairwise, then pairs of pairs, and so on: rounding grows with the logarithm of their number, and
+    so does what is held meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[tuple[int, Tensor]]] = {}  # by name: sums of 2^level updates, level falling
+
+    def add(self, content: Params) -> None:
+        """One more update."""
+        for name, value in content.items():
+            parts, level = self._parts.setdefault(name, []), 0
+            while parts and parts[-1][0] == level:
+                value, level = parts.pop()[1] + value, level + 1
+            parts.append((level, value))
+
+    def sums(self) -> Params:
+        """The sum of each tensor over the updates that hold it."""
+        found = {}
+        for name in sorted(self._parts):
+            *larger, (_, value) = self._parts[name]
+            for _, part in reversed(larger):
+                value = part + value
+            found[name] = value
+        return found
+
+
 def total(updates: list[Update]) -> Params:
-    """The sum of the updates' tensors: all that the server of an additive method sees."""
-    names = {name for u in updates for name in u.content}
-    return {name: sum_of([u.content[name] for u in updates if name in u.content]) for name in sorted(names)}
-
-
-def sum_of(tensors: list[Tensor]) -> Tensor:
-    """Added pairwise, so that rounding grows with the logarithm of their number."""
-    while len(tensors) > 1:
-        tensors = [a + b for a, b in zip(tensors[::2], tensors[1::2], strict=False)] + tensors[len(tensors) & ~1 :]
-    return tensors[0]
+    """The sum of the updates' tensors."""
+    whole = Total()
+    for update in updates:
+        whole.add(update.content)
+    return whole.sums()
 
 
 def n_bytes(params: Params) -> int:

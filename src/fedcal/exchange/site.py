@@ -1,0 +1,75 @@
+"""A site's half of a federation by files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedcal.calibrate.methods.method import Averaged
+from fedcal.calibrate.rounds import plain
+from fedcal.calibrate.scaler_file import load_scaler, method_of, save_scaler
+from fedcal.calibrate.scalers import Params
+from fedcal.errors import FedCalError, unknown
+from fedcal.exchange.checks import SCHEMA, check_name, check_values, digest
+from fedcal.seeds import torch_rng
+from fedcal.store import nest, read_tensors, unnest, write_tensors
+
+
+def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Path, out: Path | None) -> Path:
+    """Answer a question from the site's samples. What the site must remember goes to `state`; that stays here."""
+    (sent, header), (logits, labels) = read_tensors(question), samples
+    if header.get("kind") != "question" or header.get("schema") != SCHEMA:
+        raise FedCalError(f"{question} is not a question of a server that this fedcal knows")
+    if site not in header["sites"]:
+        raise FedCalError(f"{unknown('site', site, header['sites'])} (this federation's; say which one with --name)")
+    if logits.shape[1] != header["n_classes"]:
+        raise FedCalError(f"{site}: {logits.shape[1]} classes, where the federation has {header['n_classes']}")
+    own = _own_before(state, header, site)
+    method, sent = method_of(header["method"], header["options"]), plain(sent)
+    rng = torch_rng(header["seed"], "scaler", header["round"] - 1, site)
+    update = method.client(sent, own, logits, labels, rng)
+    said = {key: header[key] for key in ("federation", "round", "n_classes")} | {"site": site, "n": len(labels)}
+    check_values(site, update.content, len(labels), header["n_classes"])  # logits beyond all measure show here first
+    write_tensors(state, nest("before", own) | nest("after", update.own), {**said, "kind": "state"})
+    path = out or question.with_name(f"{site}-{header['round']:04d}.safetensors")
+    write_tensors(path, update.content, {**said, "schema": SCHEMA, "kind": "answer", "question": digest(sent)})
+    return path
+
+
+def finish(scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state: Path, out: Path) -> bool:
+    """The site's scaler: the global one and its own part. True if it took part, so that there was a state to go by."""
+    name, final = load_scaler(scaler)
+    logits, labels = samples
+    final.check_width(logits)
+    took_part = state.exists()
+    own = unnest("after", _read_state(state, site)[0]) if took_part else {}
+    if not isinstance(final.method, Averaged):
+        own = final.method.personal(plain(final.params), own, logits, labels)
+    final.own = {check_name(site): own}
+    save_scaler(out, final, name)
+    return took_part
+
+
+def _own_before(path: Path, question: dict[str, Any], site: str) -> Params:
+    """What the site keeps from earlier rounds; a round that is answered again starts where it started."""
+    if not path.exists():
+        if question["round"] > 1:
+            raise FedCalError(f"{path} is missing: {site} needs what it kept from earlier rounds: give --state")
+        return {}
+    tensors, header = _read_state(path, site)
+    if header["federation"] != question["federation"]:
+        if question["round"] == 1:
+            return {}  # a new federation begins
+        raise FedCalError(f"{path} is of another federation: give the --state of this one")
+    if header["round"] > question["round"]:
+        raise FedCalError(f"round {question['round']} is past: {site} has answered round {header['round']} already")
+    return plain(unnest("before" if header["round"] == question["round"] else "after", tensors))
+
+
+def _read_state(path: Path, site: str) -> tuple[Params, dict[str, Any]]:
+    tensors, header = read_tensors(path)
+    if header.get("kind") != "state" or header.get("site") != site:
+        raise FedCalError(f"{path} is not the state of {site}: give its own with --state")
+    return tensors, header
