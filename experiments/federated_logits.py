@@ -1,9 +1,10 @@
-"""Post-hoc methods on the logits of sixteen real federations: ECE, noise floor, NLL and accuracy, cell by cell.
+"""Post-hoc methods on the logits of real federations: ECE, noise floor, NLL and accuracy, global and local, cell by cell.
 
-    python experiments/federated_logits.py DIR [--method fedcal-plus ...]
+    python experiments/federated_logits.py FILE.npz … [--method fedcal-plus …] [--out FILE.json]
 
-DIR holds SET-BETA.npz with cal_logits, cal_labels, cal_client, test_logits, test_labels (as federations.py writes them).
-Scalers are fitted on the clients' calibration splits; the whole test set is used once, to measure.
+The files are as federations.py writes them: cal_logits, cal_labels, cal_client, test_logits, test_labels, test_client.
+Scalers are fitted on the clients' calibration splits; the whole test set is used once, to measure. `NAME keep` stands for
+`accuracy="keep"`.
 """
 
 from __future__ import annotations
@@ -12,68 +13,82 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import fedcal
-from fedcal.measure.tally import Tally
+from fedcal.measure.tally import Tally, over_clients, pooled
+
+DEFAULT = ["uncal", "val-ts", "fed-bias", "fedcal-plus", "fedcal-plus keep"]
+METRICS = ("ece", "ece_floor", "nll", "accuracy", "top3", "brier", "classwise_ece", "debiased_l2")
+Split = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-def read(path: Path) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], torch.Tensor, torch.Tensor]:
-    """Each client's calibration samples, and the test set."""
+def read(path: Path) -> tuple[Split, Split]:
+    """Each client's calibration and test samples."""
     a = np.load(path, allow_pickle=False)
-    clients = {
-        str(c): (a["cal_logits"][a["cal_client"] == c], a["cal_labels"][a["cal_client"] == c])
-        for c in np.unique(a["cal_client"])
+
+    def by_client(split: str) -> Split:
+        logits, labels = torch.from_numpy(a[f"{split}_logits"]).double(), torch.from_numpy(a[f"{split}_labels"]).long()
+        of = a[f"{split}_client"]
+        return {str(c): (logits[of == c], labels[of == c]) for c in range(len(a["train_counts"]))}
+
+    return by_client("cal"), by_client("test")
+
+
+def measure(path: Path, name: str) -> dict[str, Any]:
+    """One method's metrics on one federation."""
+    cal, test = read(path)
+    began = time.perf_counter()
+    method, options = (name.removesuffix(" keep"), {"accuracy": "keep"}) if name.endswith(" keep") else (name, {})
+    fitted = fedcal.calibrate(cal, method, **options)
+    seconds = time.perf_counter() - began
+    local = [Tally.of(fitted.apply(x), y) for x, y in test.values()]
+    own = [Tally.of(fitted.apply(x, c if c in fitted.own else None), y) for c, (x, y) in test.items()]
+    found = pooled(local).summary()
+    parts = {"local": over_clients(list(test), local), "own": over_clients(list(test), own)}
+    return {
+        **{key: found[key] for key in METRICS},
+        **{k: {m: part[m] for m in ("ece", "ece_floor", "worst_ece", "accuracy")} for k, part in parts.items()},
+        "seconds": seconds,
+        "rounds": fitted.rounds,
+        "bytes_up": fitted.total_up,
+        "family": next((f for f in ("matrix", "vector", "bias", "temperature") if f in fitted.params), ""),
+        "map": "beta" in fitted.params or "hist" in fitted.params,
     }
-    return clients, torch.from_numpy(a["test_logits"]).double(), torch.from_numpy(a["test_labels"]).long()
-
-
-def measure(path: Path, methods: dict[str, dict[str, object]]) -> dict[str, dict[str, float]]:
-    """Every method's metrics on one federation."""
-    clients, logits, labels = read(path)
-    rows = {}
-    for name, options in methods.items():
-        began = time.perf_counter()
-        fitted = fedcal.calibrate(clients, name.split(" ")[0], **options)  # pyright: ignore[reportArgumentType]
-        seconds = time.perf_counter() - began
-        found = Tally.of(fitted.apply(logits), labels).summary()
-        kept = {key: found[key] for key in ("ece", "ece_floor", "nll", "accuracy", "classwise_ece")}
-        family = next((f for f in ("matrix", "vector", "bias", "temperature") if f in fitted.params), "")
-        rows[name] = {
-            **kept, "seconds": seconds, "rounds": fitted.rounds, "bytes_up": fitted.total_up, "family": family,
-            "map": "beta" in fitted.params or "hist" in fitted.params,
-        }  # fmt: skip
-    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--method", action="append")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = args.method or ["uncal", "val-ts", "fed-bias", "fedcal-plus", "fedcal-plus keep"]
-    methods = {name: {"accuracy": "keep"} if name.endswith(" keep") else {} for name in wanted}
-    table = {}
-    for path in sorted(args.folder.glob("*.npz")):
-        table[path.stem] = measure(path, methods)
-        cells = [
-            f"{m}: {r['ece']:.2%} ({r['ece_floor']:.2%}) {r['nll']:.3f} {r['accuracy']:.2%}"
-            for m, r in table[path.stem].items()
-        ]
-        print(f"{path.stem:14s}", " | ".join(cells), flush=True)
+    methods = args.method or DEFAULT
+    table: dict[str, dict[str, Any]] = {}
+    for path in args.files:
+        table[path.stem] = {name: measure(path, name) for name in methods}
+        for name, r in table[path.stem].items():
+            print(
+                f"{path.stem:14s} {name:18s} ECE {r['ece']:7.2%} (floor {r['ece_floor']:6.2%})  NLL {r['nll']:.4f}"
+                f"  accuracy {r['accuracy']:.2%}  local {r['local']['ece']:.2%} / {r['local']['worst_ece']:.2%}"
+                f"  own {r['own']['ece']:.2%} / {r['own']['worst_ece']:.2%} (floor {r['own']['ece_floor']:.2%}),"
+                f" accuracy {r['own']['accuracy']:.2%}  {r['family']}{' + map' if r['map'] else ''}",
+                flush=True,
+            )
+        if args.out:
+            args.out.write_text(json.dumps(table, indent=1))
+    print()
     for name in methods:
         rows = [cell[name] for cell in table.values()]
+        total, floor = (100 * sum(r[key] for r in rows) for key in ("ece", "ece_floor"))
+        nll, accuracy = (float(np.mean([r[key] for r in rows])) for key in ("nll", "accuracy"))
         print(
-            f"{name:20s} sum of ECE {100 * sum(r['ece'] for r in rows):7.2f}  of floors {100 * sum(r['ece_floor'] for r in rows):6.2f}"
-            f"  mean NLL {np.mean([r['nll'] for r in rows]):.4f}  mean accuracy {np.mean([r['accuracy'] for r in rows]):.2%}"
-            f"  seconds {sum(r['seconds'] for r in rows):.0f}"
+            f"{name:20s} sum of ECE {total:7.2f}  of floors {floor:6.2f}  mean NLL {nll:.4f}  accuracy {accuracy:.2%}"
         )
-    if args.out:
-        args.out.write_text(json.dumps(table, indent=1))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ def test_commands_parse(line):
         assert words and words[0] in command.commands, f"no such command: {line}"
         command, words = command.commands[words[0]], words[1:]
     given = command.make_context(command.name, words).params  # raises where an option or argument does not exist
-    assert set(given.get("method") or ()) <= set(METHODS)
+    methods = given.get("method") or ()
+    assert ({methods} if isinstance(methods, str) else set(methods)) <= set(METHODS)
     assert (given.get("data") or given.get("name") or "digits") in DATASETS
 
 

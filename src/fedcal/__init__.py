@@ -1,5 +1,8 @@
 """FedCal: calibrated confidence for federated models, globally and at every client."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fedcal.calibrate.matching import match
 from fedcal.calibrate.methods import METHODS
 from fedcal.calibrate.rounds import Calibration, calibrate
@@ -9,12 +12,18 @@ from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_ma
 from fedcal.measure.reliability import Reliability
 from fedcal.run import run
 
+if TYPE_CHECKING:
+    from fedcal.estimator import FederatedCalibrator
+    from fedcal.serving import CalibratedModel, export_onnx
+
 __version__ = "0.1.0"
 __all__ = [
     "METHODS",
+    "CalibratedModel",
     "Calibration",
     "Config",
     "FedCalError",
+    "FederatedCalibrator",
     "Reliability",
     "accuracy",
     "brier",
@@ -22,9 +31,22 @@ __all__ = [
     "classwise_ece",
     "ece",
     "equal_mass_ece",
+    "export_onnx",
     "match",
     "mce",
     "nll",
     "run",
     "top_k",
 ]
+
+_LATER = {  # loaded when asked for: scikit-learn takes its time
+    "CalibratedModel": "fedcal.serving",
+    "FederatedCalibrator": "fedcal.estimator",
+    "export_onnx": "fedcal.serving",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'fedcal' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

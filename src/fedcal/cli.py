@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedcal import __version__
+from fedcal import __version__, cli_exchange, cli_files
 from fedcal.config import Config
 from fedcal.errors import FedCalError
 
@@ -28,6 +28,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what there is, and their files.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(cli_exchange.server_app, name="server")
+app.add_typer(cli_exchange.client_app, name="client")
 out = Console()
 
 
@@ -135,6 +137,8 @@ def _command_from_config() -> Any:
 
 
 app.command("run")(_command_from_config())
+for command in (cli_files.calibrate, cli_files.apply, cli_files.evaluate):
+    app.command()(command)
 
 
 def _next_folder(config: Config) -> Path:

@@ -33,7 +33,7 @@ Site = tuple[Tensor, Tensor | None]  # logits (N, K) in float64 and labels (N,),
 LABELS = ("labels", "label")
 NOT_SCORES = (*LABELS, "predictions", "prediction")
 KINDS: dict[str, Kind] = {"logits": "logits", "logit": "logits"}
-KINDS |= {name: "probs" for name in ("probs", "prob", "p", "probabilities", "probability")}
+KINDS |= dict.fromkeys(("probs", "prob", "p", "probabilities", "probability"), "probs")
 COLUMN = re.compile(rf"({'|'.join(KINDS)})_(\d+)")
 SMALLEST = torch.finfo(torch.float32).tiny  # a probability of 0 counts as this
 
@@ -54,7 +54,7 @@ def read_site(path: Path, kind: Kind | None = None) -> Site:
         logits = _as_logits(scores, KINDS.get(name, kind or "logits"), sure=kind is not None)
         if not len(logits):
             raise FedCalError("no samples: leave this site out")
-        return logits, None if labels is None else check_labels(labels, *logits.shape).clone()
+        return logits, None if labels is None else check_labels(labels, len(logits), logits.shape[1]).clone()
     except FedCalError as error:
         raise FedCalError(f"{path}: {error}") from None
 
@@ -111,7 +111,8 @@ def _choose(names: Iterable[str], kind: Kind | None) -> str:
 
 def _npz(path: Path, kind: Kind | None) -> tuple[str, Any, Any]:
     try:
-        with np.load(path, allow_pickle=False) as held:
+        with path.open("rb") as file:
+            held = np.load(file, allow_pickle=False)
             if not isinstance(held, np.lib.npyio.NpzFile):
                 raise FedCalError("a single array, not an .npz: np.savez(path, logits=…, labels=…)")
             name = _choose(held.files, kind)
@@ -212,7 +213,8 @@ def write_probs(path: Path, probs: Tensor, labels: Tensor | None) -> None:
     columns = {f"p_{k}": p[:, k] for k in range(p.shape[1])} | {"prediction": top} | truth
     raw = io.BytesIO()
     if path.suffix.lower() == ".npz":
-        np.savez(raw, probs=p, predictions=top, **{"labels": value for value in truth.values()})
+        arrays: dict[str, Any] = {"probs": p, "predictions": top} | ({"labels": truth["label"]} if truth else {})
+        np.savez(raw, **arrays)
     elif path.suffix.lower() == ".parquet":
         arrow, parquet = _pyarrow()
         parquet.write_table(arrow.table(columns), raw)

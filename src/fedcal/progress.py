@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +16,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedcal.calibrate.rounds import Calibration
 from fedcal.federation import Federation
+from fedcal.report.tables import size
 
 
 class RunProgress:
@@ -59,3 +63,21 @@ class RunProgress:
             self.console.print(f"round {record['round']}/{self.rounds}  {text}  {record['seconds']:.1f} s")
         if record["round"] == self.rounds:
             self.bar.update(self.task, description=f"{text}  calibrating …")
+
+
+@contextmanager
+def fitting(console: Console, what: str, quiet: bool) -> Iterator[Callable[[Calibration], None]]:
+    """Progress of a fit whose number of rounds is not known beforehand; gives what to call after every round."""
+    live = console.is_terminal and not quiet
+    status = console.status(f"fitting on {what} …")
+    rounds = 0
+
+    def on_round(state: Calibration) -> None:
+        nonlocal rounds
+        rounds = state.rounds
+        status.update(f"fitting on {what}: round {rounds}, {size(state.total_up)} up a client")
+
+    with status if live else nullcontext():
+        yield on_round
+    if not quiet:
+        console.print(f"fitted on {what}: {rounds} rounds")

@@ -11,7 +11,6 @@ lost among near-ties is not mended (scalers.py).
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -108,6 +107,8 @@ def export_onnx(calibrated: CalibratedModel, example: Tensor, path: str | Path) 
         raise FedCalError(f"export_onnx needs {error.name}: pip install 'fedcal[onnx]'") from None
     if not isinstance(calibrated, CalibratedModel):
         raise FedCalError(f"export_onnx takes a CalibratedModel, not {type(calibrated).__name__}")
+    if not isinstance(example, Tensor) or example.ndim == 0 or not len(example):
+        raise FedCalError("example must be a tensor that holds a batch of at least one input")
     with _serving(calibrated):
         expected = calibrated(example)
         graph = _trace(calibrated, example)
@@ -128,16 +129,35 @@ def export_onnx(calibrated: CalibratedModel, example: Tensor, path: str | Path) 
 def _trace(calibrated: CalibratedModel, example: Tensor) -> bytes:
     """The ONNX graph, its first dimension free."""
     batch = example if len(example) > 1 else torch.cat([example, example])  # a size of 1 would be taken as fixed
-    program: Any = torch.onnx.export(
-        calibrated,
-        (batch,),
-        input_names=["input"],
-        output_names=[calibrated.output],
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        dynamo=True,
-        verbose=False,
-    )
+    try:
+        with _quiet():
+            program: Any = torch.onnx.export(
+                calibrated,
+                (batch,),
+                input_names=["input"],
+                output_names=[calibrated.output],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise FedCalError(f"torch.onnx cannot export this model ({reason}): see if torch.export can") from error
     return program.model_proto.SerializeToString()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remarks about itself: a deprecation in its own code, and that it does without torchvision."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    was = log.disabled
+    log.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        log.disabled = was
 
 
 @contextlib.contextmanager

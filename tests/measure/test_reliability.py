@@ -1,15 +1,11 @@
 """Reliability adds exactly, and its floor, band and interval mean what they say."""
 
-import itertools
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcal import FedCalError, Reliability
-from fedcal.measure.tally import Tally, over_clients, pooled
 
 
 def calibrated(n, seed, low=0.3):
@@ -93,35 +89,16 @@ def test_no_samples_and_other_bins():
         Reliability.empty(0)
 
 
-def tallies(seed=0, n=300, k=5):
-    rng = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(n, k, generator=rng, dtype=torch.float64)
-    return logits.log_softmax(1), torch.randint(k, (n,), generator=rng)
-
-
-@given(st.lists(st.integers(0, 300), max_size=6), st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
-def test_tallies_of_any_split_equal_the_pooled_metrics(cuts, seed):
-    log_probs, labels = tallies(seed)
-    bounds = [0, *sorted(cuts), len(labels)]
-    parts = [Tally.of(log_probs[a:b], labels[a:b]) for a, b in itertools.pairwise(bounds)]
-    whole, summed = Tally.of(log_probs, labels).summary(interval=True), pooled(parts).summary(interval=True)
-    assert summed == pytest.approx(whole, rel=1e-12, abs=1e-12)
-
-
-def test_tally_agrees_with_the_metric_functions():
-    from fedcal.measure import metrics
-
-    log_probs, labels = tallies(3, n=2000)
-    found, probs = Tally.of(log_probs, labels).summary(), log_probs.exp()
-    for name in ("accuracy", "nll", "brier", "ece", "mce", "classwise_ece"):
-        assert found[name] == pytest.approx(getattr(metrics, name)(probs, labels), abs=1e-12), name
-    assert found["top3"] == pytest.approx(metrics.top_k(log_probs, labels, 3))
-    assert found["equal_mass_ece"] == pytest.approx(metrics.equal_mass_ece(probs, labels), abs=0.01)
-
-
-def test_clients_without_test_samples_do_not_count():
-    log_probs, labels = tallies()
-    found = over_clients(["a", "b"], [Tally.of(log_probs, labels), Tally.of(log_probs[:0], labels[:0])])
-    assert found["clients"] == 1 and found["worst_client"] == "a"
-    assert found["ece"] == found["worst_ece"] == Tally.of(log_probs, labels).summary()["ece"]
+@given(st.integers(0, 400), st.integers(0, 60), st.integers(1, 30), st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_disclosed_bins_hold_enough_and_nothing_is_lost(n, min_count, n_bins, seed):
+    fine = of_top(*calibrated(n, seed, low=0.0), n_bins)
+    shown = fine.disclosed(min_count)
+    assert np.isin(shown.edges, fine.edges).all() and shown.edges[0] == 0 and shown.edges[-1] == 1
+    if n < min_count:
+        assert shown.n == 0 and np.isnan(shown.ece())
+        return
+    assert (shown.count >= min_count).all() and shown.n == n
+    assert (shown.sums().sum(1) == fine.sums().sum(1)).all()
+    assert not n or shown.ece() <= fine.ece() + 1e-12
+    assert min_count > 0 or shown == fine

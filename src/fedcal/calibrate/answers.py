@@ -3,6 +3,7 @@
 A question is a flat dict of tensors whose names say what is wanted; the answer carries the same names:
 
     start                     -> samples, labels, squared logits, samples a fold
+    slope                     -> first and second derivative of the loss by 1/T
     newton/FAMILY/FOLD        -> loss, gradient and Hessian of a linear map on the samples outside that fold
     gradient/FAMILY/FOLD      -> the same without the Hessian
     curvature/vector          -> the matrix family's diagonal Hessian blocks
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate import maps
+from fedcal.calibrate.fit import temperature_sums
 from fedcal.calibrate.folds import FOLDS, folds, part
 from fedcal.calibrate.linear import apply_linear, centre, curvature_sums, linear_sums
 from fedcal.calibrate.scalers import Params
@@ -38,7 +40,11 @@ class Site:
     """One client's samples, as its answers need them."""
 
     def __init__(self, logits: Tensor, labels: Tensor) -> None:
-        self.z, self.y = centre(logits), labels
+        self.logits, self.y = logits, labels
+
+    @cached_property
+    def z(self) -> Tensor:
+        return centre(self.logits)
 
     @cached_property
     def fold(self) -> Tensor:
@@ -46,7 +52,7 @@ class Site:
 
     def only(self, rows: Tensor) -> None:
         """Keep these samples alone, each in the fold that it had."""
-        self.fold, self.z, self.y = self.fold[rows], self.z[rows], self.y[rows]
+        self.fold, self.z, self.logits, self.y = self.fold[rows], self.z[rows], self.logits[rows], self.y[rows]
 
     def outside(self, fold: str) -> tuple[Tensor, Tensor]:
         """The samples that a fit for this fold may see."""
@@ -92,6 +98,10 @@ def _start(site: Site, about: Params, question: Params) -> Params:
         "squares": site.z.square().sum(),
         "folds": torch.bincount(site.fold, minlength=FOLDS).double(),
     }
+
+
+def _slope(site: Site, about: Params, question: Params) -> Params:
+    return {"slope": torch.tensor(temperature_sums(site.logits, site.y)(float(about["slope"])), dtype=torch.float64)}
 
 
 def _linear(site: Site, about: Params, question: Params) -> Params:
@@ -171,6 +181,7 @@ def _nothing(site: Site, about: Params, question: Params) -> Params:
 
 ANSWERS = {
     "start": _start,
+    "slope": _slope,
     "newton": _linear,
     "gradient": _linear,
     "curvature": _curvature,

@@ -144,7 +144,8 @@ def lift(u: Tensor, v: Tensor) -> Tensor:
     moved = u.scatter_add(1, label[:, None], shift[:, None])
     if torch.compiler.is_compiling():  # a graph has no rows to pick: do both everywhere
         return torch.where(fits[:, None], moved, lift_by_temperature(u, v))
-    moved[~fits] = lift_by_temperature(u[~fits], v[~fits])
+    if not bool(fits.all()):
+        moved[~fits] = lift_by_temperature(u[~fits], v[~fits])
     return moved
 
 
@@ -155,6 +156,8 @@ def lift_by_temperature(u: Tensor, v: Tensor, steps: int = 40) -> Tensor:
     rest = (u - u.gather(1, label)).scatter(1, label, -math.inf)
     finite = rest.masked_fill(rest == -math.inf, 0.0)
     v = v.clamp_min(-math.log(u.shape[1] - 1) + 1e-2)
+    if torch.compiler.is_compiling():
+        return u * _temperature_in_graph(rest, finite, v[:, None])
     t = torch.full_like(v, 1e-3)
     for _ in range(steps):
         log_weights = torch.where(rest == -math.inf, rest, t[:, None] * finite)
@@ -162,3 +165,16 @@ def lift_by_temperature(u: Tensor, v: Tensor, steps: int = 40) -> Tensor:
         slope = -(torch.exp(log_weights - total[:, None]) * finite).sum(1)
         t = (t + (v + total) / slope.clamp_min(1e-12)).clamp(1e-3, 1e3)
     return u * t[:, None]
+
+
+def _temperature_in_graph(rest: Tensor, finite: Tensor, v: Tensor, steps: int = 12) -> Tensor:
+    """The same root where loops are unrolled: fewer and plainer steps, from two bounds of the curve, both on the left."""
+    k, gap = rest.shape[1], -rest.amax(dim=1, keepdim=True)
+    mean = -finite.sum(1, keepdim=True) / (k - 1)
+    t = torch.maximum(v / gap.clamp_min(1e-12), (v + math.log(k - 1)) / mean.clamp_min(1e-12)).clamp(1e-3, 1e3)
+    below = rest + gap
+    for _ in range(steps):
+        weights = torch.exp(t * below)
+        total, slope = weights.sum(1, keepdim=True), -(weights * finite).sum(1, keepdim=True)
+        t = (t + (v - t * gap + total.log()) * total / slope.clamp_min(1e-12)).clamp(1e-3, 1e3)
+    return t

@@ -19,6 +19,8 @@ from fedcal.checks import check_labels, check_logits, check_value, check_whole
 from fedcal.errors import FedCalError, unknown
 from fedcal.seeds import torch_rng
 
+NOTHING: Samples = torch.empty(0, 2), torch.empty(0, dtype=torch.int64)
+
 
 @dataclass
 class Calibration:
@@ -93,13 +95,16 @@ def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: 
     method, updates, whole = state.method, {}, Total()
     sent = state.question if isinstance(method, Additive) else state.params
     names = state.part if "share" in sent and state.part is not None else samples
-    spoke, up = [], 0
+    spoke, up, rng = [], 0, torch_rng(seed, "scaler", state.rounds)
     for name in names:
-        logits, labels = samples[name]
-        if not len(labels):
+        own = state.own.get(name, {})
+        recalls = method.recalls(sent, own)
+        logits, labels = NOTHING if recalls else samples[name]
+        if not len(labels) and not recalls:
             continue
-        rng = torch_rng(seed, "scaler", state.rounds, name)
-        update = method.client(sent, state.own.get(name, {}), logits, labels, rng)
+        if not isinstance(method, Additive):  # those draw nothing
+            rng = torch_rng(seed, "scaler", state.rounds, name)
+        update = method.client(sent, own, logits, labels, rng)
         state.own[name] = update.own
         state.notes.update(update.notes)
         state.updates += 1

@@ -30,7 +30,7 @@ class Server:
     state: Calibration
     sites: list[str]  # those that still take part, sorted
     n: dict[str, int]  # how many samples each said that it has
-    stand_in: Params  # `own` of a made-up site, which shows what shapes answers have
+    asked: list[Params]  # the questions of earlier rounds
 
     @property
     def done(self) -> bool:
@@ -93,7 +93,7 @@ def replay(folder: Path) -> Server:
     server = _begin(folder, about)
     while not server.done and (path := server.summed(server.round)).exists():
         sums, header = read_tensors(path)
-        if (header.get("federation"), header.get("round")) != (about["federation"], server.round):
+        if [header.get(key) for key in ("federation", "round")] != [about["federation"], server.round]:
             raise FedCalError(f"{path} belongs to another federation or round: put the right file back")
         _advance(server, sums, header["sites"], header["n"])
     return server
@@ -114,7 +114,7 @@ def add(folder: Path, answers: list[Path], without: list[str]) -> Server:
         n_classes=server.about["n_classes"],
         sites=[site for site in server.sites if site not in without],
         n=server.n,
-        content=_stand_in_update(server).content,
+        content=_stand_in(server),
         may_be_empty="share" in server.question,
     )
     updates: dict[str, Update] = {}
@@ -178,7 +178,7 @@ def merge(scaler: Path, parts: list[Path], out: Path) -> list[str]:
 def _begin(folder: Path, about: dict[str, Any]) -> Server:
     try:
         method = method_of(about["method"], about["options"])
-        return Server(folder, about, begin(method, about["n_classes"], about["seed"]), list(about["sites"]), {}, {})
+        return Server(folder, about, begin(method, about["n_classes"], about["seed"]), list(about["sites"]), {}, [])
     except (KeyError, TypeError) as error:
         raise FedCalError(f"{folder}/federation.json is damaged ({error}): start anew") from None
 
@@ -188,15 +188,26 @@ def _advance(server: Server, sums: Params, sites: list[str], n: dict[str, int]) 
     if isinstance(state.method, Averaged):
         state.params = plain(sums)
     else:
-        server.stand_in = _stand_in_update(server).own
+        server.asked.append(state.question)
         advance(state, sums)
     state.rounds += 1
     server.sites, server.n = sites, n
 
 
-def _stand_in_update(server: Server) -> Update:
-    """What a site of a single sample would answer."""
-    question = {name: value for name, value in server.question.items() if name != "share"}
-    logits = torch.eye(server.about["n_classes"], dtype=torch.float64)[:1]
-    rng = torch_rng(0, "stand-in")
-    return server.state.method.client(question, server.stand_in, logits, torch.zeros(1, dtype=torch.int64), rng)
+def _stand_in(server: Server) -> Params:
+    """What a site of a single sample would answer: it shows names, shapes and types.
+
+    A site may build on what it kept from an earlier question; then the stand-in is asked that one first.
+    """
+    logits, labels = torch.eye(server.about["n_classes"], dtype=torch.float64)[:1], torch.zeros(1, dtype=torch.int64)
+    questions = [*server.asked, server.question]
+    for first in reversed(range(len(questions))):
+        update = Update({}, 0)
+        try:
+            for question in questions[first:]:
+                whole = {name: value for name, value in question.items() if name != "share"}  # of all its samples
+                update = server.state.method.client(whole, update.own, logits, labels, torch_rng(0, "stand-in"))
+            return update.content
+        except KeyError:
+            continue
+    raise FedCalError(f"{server.folder}: its files do not fit each other: start anew")

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcal.calibrate.methods.method import Averaged
+from fedcal.calibrate.methods.method import Averaged, Method
 from fedcal.calibrate.rounds import plain
 from fedcal.calibrate.scaler_file import load_scaler, method_of, save_scaler
 from fedcal.calibrate.scalers import Params
@@ -20,14 +20,13 @@ from fedcal.store import nest, read_tensors, unnest, write_tensors
 def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Path, out: Path | None) -> Path:
     """Answer a question from the site's samples. What the site must remember goes to `state`; that stays here."""
     (sent, header), (logits, labels) = read_tensors(question), samples
-    if header.get("kind") != "question" or header.get("schema") != SCHEMA:
-        raise FedCalError(f"{question} is not a question of a server that this fedcal knows")
+    method = _check_question(question, header)
     if site not in header["sites"]:
         raise FedCalError(f"{unknown('site', site, header['sites'])} (this federation's; say which one with --name)")
     if logits.shape[1] != header["n_classes"]:
         raise FedCalError(f"{site}: {logits.shape[1]} classes, where the federation has {header['n_classes']}")
     own = _own_before(state, header, site)
-    method, sent = method_of(header["method"], header["options"]), plain(sent)
+    sent = plain(sent)
     rng = torch_rng(header["seed"], "scaler", header["round"] - 1, site)
     update = method.client(sent, own, logits, labels, rng)
     said = {key: header[key] for key in ("federation", "round", "n_classes")} | {"site": site, "n": len(labels)}
@@ -50,6 +49,19 @@ def finish(scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state
     final.own = {check_name(site): own}
     save_scaler(out, final, name)
     return took_part
+
+
+def _check_question(path: Path, header: dict[str, Any]) -> Method:
+    """The method that the question is of."""
+    kinds = {"federation": str, "round": int, "n_classes": int, "seed": int, "sites": list}
+    if header.get("kind") != "question" or header.get("schema") != SCHEMA:
+        raise FedCalError(f"{path} is not a question of a server that this fedcal knows")
+    try:
+        if all(isinstance(header[key], kind) for key, kind in kinds.items()):
+            return method_of(header["method"], header["options"])
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise FedCalError(f"{path} is damaged, or of another version of fedcal: ask for it again")
 
 
 def _own_before(path: Path, question: dict[str, Any], site: str) -> Params:

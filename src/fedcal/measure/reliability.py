@@ -161,8 +161,31 @@ class Reliability:
         n_bins, share = check_whole(n_bins, "n_bins"), np.cumsum(self.count) / max(self.n, 1)
         cuts = np.unique(np.searchsorted(share, np.arange(1, n_bins) / n_bins - 1e-12) + 1)
         starts = np.concatenate([[0], cuts[cuts < len(self.count)]])
+        return self._joined(starts)
+
+    def disclosed(self, min_count: int) -> Reliability:
+        """Fit to be shown: neighbouring bins joined until each holds at least `min_count` samples; none if all hold fewer.
+
+        Joined rather than left out, so that every sample still counts; the ECE of the joined bins is at most that of the
+        fine ones. Made for sums over clients, when they are published: reliabilities joined differently no longer add.
+        """
+        min_count, starts, held = check_whole(min_count, "min_count", low=0), [0], 0
+        if self.n < min_count:
+            return Reliability.of_top(np.empty(0), np.empty(0), self.edges[[0, -1]])
+        for b, count in enumerate(self.count):
+            if b > starts[-1] and held >= min_count:
+                starts, held = [*starts, b], 0
+            held += int(count)
+        return self._joined(np.array(starts if held >= min_count or len(starts) == 1 else starts[:-1]))
+
+    def _joined(self, starts: np.ndarray) -> Reliability:
+        """Bins from each start up to the next one added up."""
         sums = (np.add.reduceat(s, starts) for s in self._sums())
         return Reliability(np.append(self.edges[starts], self.edges[-1]), *sums)
+
+    def sums(self) -> np.ndarray:
+        """All of it but the edges: (4, bins) whole numbers."""
+        return np.stack(self._sums())
 
     def _filled_confidence(self) -> np.ndarray:
         return self.confidence_sum / np.maximum(self.count, 1)

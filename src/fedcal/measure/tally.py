@@ -6,20 +6,25 @@ the simulator measures, and how a real federation can: no logit and no label lea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from fedcal.checks import check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.metrics import classwise, rank_of_label, squared_error
 from fedcal.measure.reliability import Reliability, equal_width
 
 # Fine bins for equal-mass ECE: even in log-odds from 1e-3 to 1 − 1e-9, where confidences of good models crowd.
 FINE = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(np.log(1e-3), np.log(1e9), 1023))), [1.0]])
+
+PARTS = ("counts", "sums", "classes", "reliability", "fine", "classwise")  # of a tally as tensors
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Tally:
     reliability: Reliability
     fine: Reliability
     classwise: tuple[Reliability, ...]
+    hits: np.ndarray  # (K,) samples of each class that were predicted right
+    predicted: np.ndarray  # (K,) samples predicted to be of each class
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, n_bins: int = 15) -> Tally:
@@ -54,9 +61,13 @@ class Tally:
             reliability=Reliability.of_top(confidence, correct, equal_width(n_bins)),
             fine=Reliability.of_top(confidence, correct, FINE),
             classwise=classwise(probs, labels, n_bins),
+            hits=torch.bincount(labels[rank == 0], minlength=logits.shape[1]).numpy(),
+            predicted=torch.bincount(logits.argmax(dim=1), minlength=logits.shape[1]).numpy(),
         )
 
     def __add__(self, other: Tally) -> Tally:
+        if len(self.classwise) != len(other.classwise):
+            raise FedCalError(f"tallies of {len(self.classwise)} and {len(other.classwise)} classes do not add")
         return Tally(
             self.n + other.n,
             self.correct + other.correct,
@@ -67,27 +78,95 @@ class Tally:
             self.reliability + other.reliability,
             self.fine + other.fine,
             tuple(a + b for a, b in zip(self.classwise, other.classwise, strict=True)),
+            self.hits + other.hits,
+            self.predicted + other.predicted,
         )
 
-    def summary(self, interval: bool = False) -> dict[str, float]:
-        """The metrics by name, as fractions; an ECE never comes without its noise floor."""
-        n = self.n or float("nan")
+    def summary(self, interval: bool = False, min_count: int = 0) -> dict[str, float]:
+        """The metrics by name, as fractions; an ECE never comes without its noise floor.
+
+        With `min_count`, only bins of at least so many samples are looked at (see `Reliability.disclosed`), and fewer
+        samples altogether give NaN throughout.
+        """
+        hidden = self.n < check_whole(min_count, "min_count", low=0)
+        n = float("nan") if hidden else self.n or float("nan")
+        top, classes, fine = self.reliability, self.classwise, self.fine.merge_to(len(self.reliability.count))
+        if min_count:
+            top, fine = top.disclosed(min_count), fine.disclosed(min_count)
+            classes = tuple(one.disclosed(min_count) for one in classes)
         found = {
             "accuracy": self.correct / n,
             "top3": self.top3 / n,
             "confidence": self.confidence / n,
             "nll": self.nll / n,
             "brier": self.brier / n,
-            "ece": self.reliability.ece(),
-            "ece_floor": self.reliability.floor(),
-            "equal_mass_ece": self.fine.merge_to(len(self.reliability.count)).ece(),
-            "classwise_ece": float(np.mean([one.ece() for one in self.classwise])),
-            "mce": self.reliability.mce(),
-            "debiased_l2": self.reliability.debiased_l2(),
+            "ece": top.ece(),
+            "ece_floor": top.floor(),
+            "equal_mass_ece": fine.ece(),
+            "classwise_ece": float(np.mean([one.ece() for one in classes])),
+            "mce": top.mce(),
+            "debiased_l2": top.debiased_l2(),
         }
         if interval:
-            found["ece_low"], found["ece_high"] = self.reliability.interval()
+            found["ece_low"], found["ece_high"] = top.interval()
         return found
+
+    def per_class(self, min_count: int = 0) -> dict[str, np.ndarray]:
+        """Each class's samples, recall (its accuracy), precision, and the ECE of its probability with the noise floor.
+
+        NaN where there is nothing to divide by. With `min_count`, a class of fewer samples shows NaN throughout, also its
+        number of samples, and so does a precision over fewer predictions.
+        """
+        least = max(1, check_whole(min_count, "min_count", low=0))
+        n = np.array([one.correct.sum() for one in self.classwise])
+        shown = [one.disclosed(min_count) if min_count else one for one in self.classwise]
+        seen = n >= min_count
+        return {
+            "n": np.where(seen, n, np.nan),
+            "recall": _ratio(self.hits, n, least),
+            "precision": np.where(seen, _ratio(self.hits, self.predicted, least), np.nan),
+            "ece": np.where(seen, [one.ece() for one in shown], np.nan),
+            "ece_floor": np.where(seen, [one.floor() for one in shown], np.nan),
+        }
+
+    # --- on the wire -------------------------------------------------------------------------------------------
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """A flat dict of tensors, for a message or a safetensors file; `from_tensors` gives exactly this tally back."""
+        return {
+            "counts": torch.tensor([self.n, self.correct, self.top3]),
+            "sums": torch.tensor([self.nll, self.brier, self.confidence], dtype=torch.float64),
+            "classes": torch.from_numpy(np.stack([self.hits, self.predicted])),
+            "reliability": torch.from_numpy(self.reliability.sums()),
+            "fine": torch.from_numpy(self.fine.sums()),
+            "classwise": torch.from_numpy(np.stack([one.sums() for one in self.classwise])),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Tally:
+        """The tally of `to_tensors`, once its shapes and counts are known to make sense."""
+        kind = {name: torch.float64 if name == "sums" else torch.int64 for name in PARTS}
+        wrong = [name for name in PARTS if name not in tensors or tensors[name].dtype != kind[name]]
+        if wrong:
+            raise FedCalError(f"not a tally: {wrong[0]!r} is missing or of another type")
+        counts, sums, classes, top, fine, each = (tensors[name].numpy() for name in PARTS)
+        k, bins = (classes.shape[-1], top.shape[-1]) if classes.ndim and top.ndim else (0, 0)
+        shapes = ((3,), (3,), (2, k), (4, bins), (4, len(FINE) - 1), (k, 4, bins))
+        for name, shape in zip(PARTS, shapes, strict=True):
+            if tuple(tensors[name].shape) != shape:
+                raise FedCalError(f"not a tally: {name!r} has shape {tuple(tensors[name].shape)}, not {shape}")
+        whole = all((part >= 0).all() for part in (counts, classes, top, fine, each)) and np.isfinite(sums).all()
+        if not whole or not all(table[0].sum() == counts[0] for table in (top, fine, *each)):
+            raise FedCalError("not a tally: its counts are negative, not finite, or do not add up to its samples")
+        edges = equal_width(bins)
+        (n, correct, top3), (nll, brier, confidence) = counts.tolist(), sums.tolist()
+        bins_of = Reliability(edges, *top), Reliability(FINE, *fine), tuple(Reliability(edges, *one) for one in each)
+        return cls(n, correct, top3, nll, brier, confidence, *bins_of, classes[0], classes[1])
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray, least: int) -> np.ndarray:
+    """part / whole, NaN where whole is under `least`."""
+    return np.where(whole >= least, part / np.maximum(whole, 1), np.nan)
 
 
 def pooled(tallies: list[Tally]) -> Tally:
@@ -96,17 +175,26 @@ def pooled(tallies: list[Tally]) -> Tally:
 
 
 def over_clients(names: list[str], tallies: list[Tally]) -> dict[str, Any]:
-    """Mean of each metric over the clients that have test samples (equal weights), and the worst client's ECE."""
+    """Mean of each metric over the clients that have test samples (equal weights), its spread, and the worst client's ECE."""
     rows = {name: tally.summary() for name, tally in zip(names, tallies, strict=True) if tally.n}
     if not rows:
         return {"clients": 0}
-    first = next(iter(rows.values()))
-    means: dict[str, Any] = {key: _mean([row[key] for row in rows.values()]) for key in first}
+    columns = {key: np.array([row[key] for row in rows.values()]) for key in next(iter(rows.values()))}
+    defined = {key: values[~np.isnan(values)] for key, values in columns.items()}
+    means = {key: float(np.mean(values)) if values.size else float("nan") for key, values in defined.items()}
+    spread = {key: _spread(values) for key, values in defined.items() if values.size}
     worst = max(rows, key=lambda name: rows[name]["ece"])
-    return {"clients": len(rows), **means, "worst_ece": rows[worst]["ece"], "worst_client": worst}
+    return {
+        "clients": len(rows),
+        **means,
+        "worst_ece": rows[worst]["ece"],
+        "worst_client": worst,
+        "spread": spread,
+    }
 
 
-def _mean(values: list[float]) -> float:
-    """The mean of those that are defined."""
-    defined = [value for value in values if not np.isnan(value)]
-    return float(np.mean(defined)) if defined else float("nan")
+def _spread(values: np.ndarray) -> dict[str, float]:
+    """How far clients lie apart: standard deviation, extremes, deciles and the median."""
+    quantiles = np.quantile(values, [0, 0.1, 0.5, 0.9, 1])
+    found = dict(zip(("min", "q10", "median", "q90", "max"), map(float, quantiles), strict=True))
+    return {"std": float(np.std(values)), **found}

@@ -26,27 +26,36 @@ def write(run_dir: str | Path) -> Path:
 
 
 def render(run: Run) -> str:
-    environment = Environment(
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            results=run.results,
+            digits=tables.digits(run.results),
+            baseline=BASELINE,
+            headline=words.headline(run.results),
+            tiles=_tiles(run.results),
+            settings=_settings(run.results),
+            columns=tables.COLUMNS,
+            rows=tables.rows(run.results),
+            note=tables.note(run.results),
+            skew=_skew(run.results),
+            figures=_figures(run),
+        )
+    )
+
+
+def environment() -> Environment:
+    """The templates of this folder."""
+    found = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": tables.percent, "size": tables.size}
-    return environment.get_template("page.html.j2").render(
-        results=run.results,
-        digits=tables.digits(run.results),
-        baseline=BASELINE,
-        headline=words.headline(run.results),
-        tiles=_tiles(run.results),
-        settings=_settings(run.results),
-        columns=tables.COLUMNS,
-        rows=tables.rows(run.results),
-        note=tables.note(run.results),
-        skew=_skew(run.results),
-        figures=_figures(run),
-    )
+    found.filters |= {"percent": tables.percent, "size": tables.size}
+    return found
 
 
 def draw(run: Run) -> dict[str, tuple[Figure, str]]:
@@ -119,13 +128,17 @@ def _tiles(results: Results) -> list[dict[str, str]]:
 
 def _settings(results: Results) -> list[tuple[str, str]]:
     config = [
-        (key.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        (key.replace("_", " "), _short(value) if isinstance(value, list) else str(value))
         for key, value in results["config"].items()
         if value is not None
     ]
     parameters = results["data"].get("parameters")
     extra = [("model parameters", f"{parameters:,}".replace(",", " "))] if parameters is not None else []
     return config + extra + [(key, str(results[key])) for key in ("device", "torch", "fedcal") if key in results]
+
+
+def _short(names: list[str]) -> str:
+    return ", ".join(map(str, names)) if len(names) <= 4 else f"{len(names)} of them"
 
 
 def _skew(results: Results) -> dict[str, Any]:

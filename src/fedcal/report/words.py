@@ -13,9 +13,11 @@ def _percent(value: float | None, digits: int) -> str:
 
 
 def main_method(results: Results) -> str | None:
-    """The method the page is about: fedcal, or else the one with the lowest global ECE."""
-    method = results["methods"].get("fedcal")
-    return "fedcal" if method and method["global"]["ece"] is not None else lowest(results)
+    """The method the page is about: fedcal-plus or fedcal, or else the one with the lowest global ECE."""
+    for name in ("fedcal-plus", "fedcal"):
+        if name in results["methods"] and results["methods"][name]["global"]["ece"] is not None:
+            return name
+    return lowest(results)
 
 
 def verdict(before: dict[str, Any], after: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ METHODS: dict[str, Method] = {
     "lr-ts": LRTS(),
     "fedcal": FedCal(),
     "fedcal-literal": FedCal("Algorithm 1 as printed: fitted in training rounds, on training data", **LITERAL),
-    "fedcal-no-wm": FedCal("ablation: without weight matching", start="own"),
+    "fedcal-no-wm": FedCal("ablation: from the client's own net, not matched", start="own"),
     "fedcal-small": FedCal("ablation: 8 hidden units", hidden=8),
     "fedcal-no-op": FedCal("ablation: a net that need not preserve order", net="plain"),
     "fed-ts": FedTS(),

@@ -17,7 +17,7 @@ from fedcal.calibrate.linear import FAMILIES, apply_linear, centre
 from fedcal.calibrate.methods.method import Additive, Update
 from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.solve import Program
-from fedcal.calibrate.stages import fit_linear, start
+from fedcal.calibrate.stages import CHOOSING, FITTING, fit_linear, start
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class FedLinear(Additive):
         base: dict[str, Tensor] = {}
         for family in dict.fromkeys(("temperature", "bias", self.family)):
             ridge = self.ridge if family == self.family else FedLinear.ridge
-            base[family] = (yield from fit_linear(family, ridge, {ALL: base}, clients))[ALL]
+            tol = CHOOSING if family == "temperature" else FITTING  # that one is only where the next one starts
+            base[family] = (yield from fit_linear(family, ridge, {ALL: base}, clients, tol=tol))[ALL]
         return {self.family: base[self.family]}
 
     def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:

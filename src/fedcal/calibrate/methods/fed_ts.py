@@ -1,4 +1,4 @@
-"""Fed-TS: one temperature, fitted exactly as if everybody's calibration data were pooled; three numbers a round."""
+"""Fed-TS: one temperature, fitted exactly as if everybody's calibration data were pooled; two numbers a round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcal.calibrate.solve import Program
 
 @dataclass(frozen=True)
 class FedTS(Additive):
-    leaves = "three sums: loss, slope, curvature"
+    leaves = "two sums: slope and curvature"
 
     summary: str = "the pooled temperature, exactly, from sums"
 
@@ -25,8 +25,7 @@ class FedTS(Additive):
         search = temperature_search()
         b = next(search)
         while True:
-            sums = yield {"newton/temperature/all": torch.tensor([b], dtype=torch.float64)}
-            slope, curvature = (float(sums[f"newton/temperature/all/{part}"]) for part in ("grad", "hess"))
+            slope, curvature = (yield {"slope": torch.tensor(b, dtype=torch.float64)})["slope"].tolist()
             try:
                 b = search.send((slope, curvature))
             except StopIteration as finished:

@@ -92,6 +92,9 @@ class FedCalPlus(Additive):
             return self._weigh(params, own, logits, labels)
         return Update(answer(params, logits, labels), len(labels), own)
 
+    def recalls(self, params: Params, own: Params) -> bool:
+        return "shift/weights" in params and "shift/law" not in params and "likelihood" in own
+
     def _weigh(self, params: Params, own: Params, logits: Tensor, labels: Tensor) -> Update:
         """The client's weights of the strengths; how likely each one makes its labels is worked out once, and kept."""
         if "shift/law" in params:

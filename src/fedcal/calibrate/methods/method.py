@@ -61,6 +61,10 @@ class Method(ABC):
         """Calibrated logits at a client: its own scaler if it has one, else the global one."""
         return self.apply(own or params, logits)
 
+    def recalls(self, params: Params, own: Params) -> bool:
+        """Whether a client's half can do with `own` alone: its samples need not be read again."""
+        return False
+
     def personal(self, params: Params, own: Params, logits: Tensor, labels: Tensor | None) -> Params:
         """What a client makes of the final params and its samples, for itself; also one that never took part (its `own`
         is empty then), or one without labels (None)."""

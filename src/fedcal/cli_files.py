@@ -1,0 +1,177 @@
+"""Commands on users' own files: calibrate, apply, evaluate. They parse and call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedcal.errors import FedCalError
+
+out = Console()
+Kind = Annotated[
+    bool | None,
+    typer.Option(
+        "--probs/--logits", help="What arrays or columns of other names hold. [default: what their names say]"
+    ),
+]
+Options = Annotated[
+    list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="An option of the method; may be repeated.")
+]
+Accuracy = Annotated[
+    str | None, typer.Option(help="fedcal-plus: keep the order of classes, or improve it. [default: improve]")
+]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="One .npz, .csv or .parquet a site.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]
+
+
+def calibrate(
+    files: Files,
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for scaler.safetensors and summary.json.")],
+    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = "fedcal-plus",
+    accuracy: Accuracy = None,
+    option: Options = None,
+    probs: Kind = None,
+    seed: Seed = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """Calibrate from files: each one a client, with logits and labels that the model was not trained on.
+
+    Every figure is of a fifth of each client's samples, held out of a first fit; the scaler is then fitted on all.
+    """
+    from fedcal import own_logits
+    from fedcal.calibrate.scaler_file import save_scaler
+    from fedcal.logit_files import read_sites
+    from fedcal.progress import fitting
+    from fedcal.store import write_json
+
+    scaler = out_dir / "scaler.safetensors"
+    if scaler.exists() and not overwrite:
+        raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
+    options, sites = parse_options(option, accuracy), read_sites(files, kind_of(probs))
+    kept, held = own_logits.hold_out(sites, seed)
+    judged: dict[str, Any] = {}
+    if any(len(labels) for _, labels in held.values()):
+        with fitting(out, "four fifths of the samples", quiet) as on_round:
+            judged = own_logits.estimate(own_logits.fit(kept, method, options, seed, on_round), held)
+    with fitting(out, "all samples", quiet) as on_round:
+        final = own_logits.fit(sites, method, options, seed, on_round)
+    summary = own_logits.summary(method, final, sites, seed, judged)
+    save_scaler(scaler, final, method)
+    write_json(out_dir / "summary.json", summary)
+    if quiet:
+        return
+    names = {"before": "before", "global": "global scaler", "own": "each client's own"}
+    _print_table([own_logits.cells(names[view], tallies["pooled"]) for view, tallies in judged.items()])
+    for view, about in (summary["estimate"] or {}).items():
+        if view != "data":
+            out.print(f"worst client, {names[view]}: {escape(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
+    print(
+        "Samples that the scaler was not fitted on: a fifth of each client's; it was then fitted anew on all of them."
+        if judged
+        else "Too few samples to hold any out: nothing is known of how good the scaler is."
+    )
+    if "fallback" in final.params:
+        print(f"{method} fell back on a temperature: too few samples, or a single class.")
+    out.print(f"Scaler: [bold]{escape(str(scaler))}[/bold]", soft_wrap=True)
+
+
+def apply(
+    scaler: Annotated[Path, typer.Argument(metavar="SCALER", help="A scaler.safetensors.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Logits (or probabilities), with or without labels.")],
+    out_file: Annotated[Path, typer.Option("--out", help=".npz, .csv or .parquet: probabilities and predictions.")],
+    client: Annotated[str | None, typer.Option(help="Use this client's own scaler. [default: the global one]")] = None,
+    probs: Kind = None,
+) -> None:
+    """Calibrated probabilities of new samples."""
+    from fedcal.calibrate.scaler_file import load_scaler
+    from fedcal.logit_files import check_output, read_site, write_probs
+
+    check_output(out_file)
+    _, calibration = load_scaler(scaler)
+    logits, labels = read_site(file, kind_of(probs))
+    write_probs(out_file, calibration.predict_proba(logits, client), labels)
+    out.print(f"{len(logits)} samples: [bold]{escape(str(out_file))}[/bold]", soft_wrap=True)
+
+
+def evaluate(
+    files: Files,
+    scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
+    own: Annotated[bool, typer.Option("--own", help="With --scaler: each file by its client's own part.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML page with reliability diagrams.")] = None,
+    probs: Kind = None,
+) -> None:
+    """Measure files with logits or probabilities and labels: each one, and all of them together.
+
+    With --scaler, before and after. The samples should not be those that the scaler was fitted on.
+    """
+    from fedcal.calibrate.scaler_file import load_scaler
+    from fedcal.logit_files import read_sites
+    from fedcal.own_logits import COLUMNS, cells, measure
+
+    if own and scaler is None:
+        raise FedCalError("--own needs --scaler, whose own parts are meant")
+    calibration = load_scaler(scaler)[1] if scaler else None
+    sites = read_sites(files, kind_of(probs))
+    before = measure(sites, lambda _, logits: logits)
+    shown = list(before)[len(sites) == 1 :]  # of a single file, pooled would say the same
+    rows = [cells(name, before[name]) for name in shown]
+    after = None
+    if calibration is not None:
+        after = measure(sites, lambda name, logits: calibration.apply(logits, name if own else None))
+        rows = [
+            row
+            for name in shown
+            for row in (cells(f"{name}, before", before[name]), cells(f"{name}, after", after[name]))
+        ]
+    ece = {name: tally.reliability.ece() for name, tally in (after or before).items() if name != "pooled"}
+    worst = max(ece, key=lambda name: ece[name])
+    if report is not None:
+        from fedcal.report.sites import write_sites
+
+        title = f"{len(sites)} files" + (f", calibrated by {scaler}" if scaler else "")
+        write_sites(report, title, ["site", *COLUMNS[1:]], rows, after or before, before if after else None)
+    _print_table(rows)
+    out.print(f"worst client: {escape(worst)}, ECE {ece[worst]:.2%}")
+    if report is not None:
+        out.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
+
+
+def parse_options(pairs: list[str] | None, accuracy: str | None) -> dict[str, Any]:
+    """`name=value` as a dict: numbers, true and false are read as such."""
+    options: dict[str, Any] = {} if accuracy is None else {"accuracy": accuracy}
+    for pair in pairs or []:
+        name, sign, value = pair.partition("=")
+        if not sign or not name:
+            raise FedCalError(f"--option {pair!r}: expected NAME=VALUE")
+        if name in options:
+            raise FedCalError(f"{name} is said twice: say it once")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def kind_of(probs: bool | None) -> Any:
+    """What --probs and --logits say."""
+    return None if probs is None else "probs" if probs else "logits"
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    from fedcal.own_logits import COLUMNS
+
+    if rows:
+        table = Table(box=box.SIMPLE, padding=0)
+        for number, name in enumerate(COLUMNS):
+            table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(escape(cell) for cell in row))
+        out.print(table)

@@ -1,0 +1,118 @@
+"""Tallies: a federation's metrics are the pooled ones; what is hidden stays hidden; the wire changes nothing."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+from sklearn.metrics import precision_score, recall_score
+
+from fedcal import FedCalError
+from fedcal.measure import metrics
+from fedcal.measure.tally import Tally, over_clients, pooled
+
+
+def drawn(seed=0, n=300, k=5):
+    rng = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(n, k, generator=rng, dtype=torch.float64)
+    return logits.log_softmax(1), torch.randint(k, (n,), generator=rng)
+
+
+def split(log_probs, labels, cuts):
+    bounds = [0, *sorted(min(c, len(labels)) for c in cuts), len(labels)]
+    return [Tally.of(log_probs[a:b], labels[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+@given(
+    st.integers(0, 300),
+    st.integers(2, 8),
+    st.lists(st.integers(0, 300), max_size=6),
+    st.sampled_from([0, 5, 40]),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_split_equals_the_pooled_metrics(n, k, cuts, min_count, seed):
+    log_probs, labels = drawn(seed, n, k)
+    whole, summed = Tally.of(log_probs, labels), pooled(split(log_probs, labels, cuts))
+    read = [tally.summary(interval=True, min_count=min_count) for tally in (whole, summed)]
+    assert read[1] == pytest.approx(read[0], rel=1e-12, abs=1e-12, nan_ok=True)
+    for name, values in whole.per_class(min_count).items():
+        assert summed.per_class(min_count)[name] == pytest.approx(values, rel=1e-12, abs=1e-12, nan_ok=True), name
+
+
+def test_agrees_with_the_metric_functions():
+    log_probs, labels = drawn(3, n=2000)
+    found, probs = Tally.of(log_probs, labels).summary(), log_probs.exp()
+    for name in ("accuracy", "nll", "brier", "ece", "mce", "classwise_ece"):
+        assert found[name] == pytest.approx(getattr(metrics, name)(probs, labels), abs=1e-12), name
+    assert found["top3"] == pytest.approx(metrics.top_k(log_probs, labels, 3))
+    assert found["equal_mass_ece"] == pytest.approx(metrics.equal_mass_ece(probs, labels), abs=0.01)
+
+
+def test_per_class_by_other_means():
+    log_probs, labels = drawn(4, n=500)
+    found, top = Tally.of(log_probs, labels).per_class(), log_probs.argmax(1)
+    assert found["recall"] == pytest.approx(recall_score(labels, top, average=None))
+    assert found["precision"] == pytest.approx(precision_score(labels, top, average=None))
+    assert found["n"].tolist() == torch.bincount(labels).tolist()
+    assert found["ece"].mean() == pytest.approx(metrics.classwise_ece(log_probs.exp(), labels))
+
+
+def test_small_classes_and_small_sets_stay_hidden():
+    log_probs, labels = drawn(5, n=200)
+    labels[:3], labels[3:] = 4, labels[3:] % 4
+    tally = Tally.of(log_probs, labels)
+    shown = tally.per_class(min_count=10)
+    assert all(np.isnan(values[4]) and np.isfinite(values[:4]).all() for values in shown.values())
+    assert not np.isnan(tally.per_class()["recall"]).any()
+    assert all(np.isnan(value) for value in tally.summary(min_count=201).values())
+    with pytest.raises(FedCalError, match="min_count"):
+        tally.summary(min_count=-1)
+
+
+def test_clients_without_test_samples_do_not_count():
+    log_probs, labels = drawn()
+    found = over_clients(["a", "b"], [Tally.of(log_probs, labels), Tally.of(log_probs[:0], labels[:0])])
+    assert found["clients"] == 1 and found["worst_client"] == "a"
+    assert found["ece"] == found["worst_ece"] == Tally.of(log_probs, labels).summary()["ece"]
+    assert over_clients(["b"], [Tally.of(log_probs[:0], labels[:0])]) == {"clients": 0}
+
+
+def test_spread_over_clients():
+    log_probs, labels = drawn(6)
+    parts = split(log_probs, labels, [40, 90, 170])
+    values = [part.summary()["nll"] for part in parts]
+    spread = over_clients(list("abcd"), parts)["spread"]["nll"]
+    assert spread["std"] == pytest.approx(np.std(values)) and spread["median"] == pytest.approx(np.median(values))
+    assert (spread["min"], spread["max"]) == (min(values), max(values))
+    assert spread["q10"] == pytest.approx(np.quantile(values, 0.1))
+
+
+@pytest.mark.parametrize("n", [0, 1, 300])
+def test_the_wire_changes_nothing(n):
+    tally = Tally.of(*drawn(7, n))
+    back = Tally.from_tensors(load(save(tally.to_tensors())))
+    sent, again = tally.to_tensors(), back.to_tensors()
+    assert all(torch.equal(sent[name], again[name]) for name in sent)
+    assert back.summary() == pytest.approx(tally.summary(), rel=0, abs=0, nan_ok=True)
+    assert (back + tally).n == 2 * n
+
+
+def test_a_damaged_message_is_one_line():
+    good = Tally.of(*drawn()).to_tensors()
+    bad = {
+        "missing": {name: t for name, t in good.items() if name != "fine"},
+        "shape": {**good, "fine": good["fine"][:, :3]},
+        "another type": {**good, "counts": good["counts"].double()},
+        "add up": {**good, "counts": good["counts"] + 1},
+        "negative": {**good, "classes": -good["classes"]},
+        "not finite": {**good, "sums": good["sums"] * float("nan")},
+    }
+    for match, tensors in bad.items():
+        with pytest.raises(FedCalError, match=match):
+            Tally.from_tensors(tensors)
+    with pytest.raises(FedCalError, match="classes do not add"):
+        Tally.of(*drawn(k=3)) + Tally.of(*drawn(k=4))

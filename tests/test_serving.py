@@ -1,0 +1,176 @@
+"""Model and scaler as one module: equal to `predict_proba`, in PyTorch, in torch.export and in onnxruntime."""
+
+import functools
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedcal
+from fedcal import CalibratedModel, FedCalError, export_onnx
+from fedcal.calibrate.methods import METHODS
+from fedcal.calibrate.rounds import Calibration
+
+# torch's own code: it copies its pytrees by a class that it deprecates.
+pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
+
+K = 4
+
+
+def site(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    z = torch.randn(n, K, generator=rng, dtype=torch.float64)
+    noise = -torch.log(-torch.log(torch.rand(n, K, generator=rng, dtype=torch.float64)))
+    return 3 * z, (z + torch.tensor([0.8, 0.0, 0.0, -0.8]) * (1 + seed) + noise).argmax(1)
+
+
+@functools.cache
+@torch.enable_grad()
+def fitted(name: str, **options) -> Calibration:
+    rounds = 2 if name.startswith("fedcal") and name != "fedcal-plus" else None
+    return fedcal.calibrate([site(200, 0), site(150, 1)], name, rounds=rounds, **options)
+
+
+def net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, K)).eval()
+
+
+def inputs(n: int, scale: float = 5.0) -> torch.Tensor:
+    return torch.randn(n, 5, generator=torch.Generator().manual_seed(1)) * scale
+
+
+MAPPED = {"beta": torch.tensor([0.9, 0.7, -0.2]), "hist": torch.tensor([[-1.0, 0.5, 2.0], [-1.2, 0.1, 1.4]])}
+
+
+def keep() -> Calibration:
+    """fedcal-plus that keeps the order, with both confidence maps, whatever cross-fitting would have kept."""
+    calibration = fitted("fedcal-plus", accuracy="keep")
+    assert "order" in calibration.params
+    return replace(calibration, params=calibration.params | {name: value.double() for name, value in MAPPED.items()})
+
+
+# --- PyTorch -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", [None, 0])
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_equals_predict_proba(name, client):
+    calibration, model, x = fitted(name), net(), inputs(50)
+    probs = CalibratedModel(model, calibration, client)(x)
+    expected = calibration.predict_proba(model(x), client)
+    assert probs.dtype == torch.float32 and torch.equal(probs, expected.float())
+    logits = CalibratedModel(model, calibration, client, output="logits")(x)
+    assert torch.allclose(logits.softmax(1), expected.float(), atol=1e-6)
+
+
+@torch.no_grad()
+def test_is_a_module():
+    calibration, x = fitted("fedcal-plus"), inputs(20)
+    first = CalibratedModel(net(), calibration, 0)
+    assert not list(first.scaler.parameters()) and "scaler.own_shift" in first.state_dict()
+    second = CalibratedModel(net(1), calibration, 1)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(x), second(x))
+    assert CalibratedModel(net().double(), calibration)(x.double()).dtype == torch.float64
+    half = first.bfloat16()  # the model; the scaler stays as exact as it was
+    assert all(value.dtype == torch.float64 for value in half.scaler.buffers())
+    assert half(x.bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["fedcal", "fedcal-plus", "fed-bias"])
+def test_gradients_pass_through(name):
+    model = net()
+    CalibratedModel(model, fitted(name))(inputs(8)).log().sum().backward()
+    assert all(bool(value.grad is not None and value.grad.isfinite().all()) for value in model.parameters())
+
+
+def test_refusals():
+    calibration = fitted("avg-t")
+    cases = {
+        "torch.nn.Module": lambda: CalibratedModel(len, calibration),
+        "fedcal.calibrate returns": lambda: CalibratedModel(net(), {}),
+        "unknown output 'logit'": lambda: CalibratedModel(net(), calibration, output="logit"),
+        "unknown client '7'": lambda: CalibratedModel(net(), calibration, 7),
+        "logits of 8 classes for a scaler of 4": lambda: CalibratedModel(net()[:2], calibration)(inputs(3)),
+        "not (3, 2, 2)": lambda: CalibratedModel(nn.Unflatten(1, (2, 2)), calibration)(torch.zeros(3, 4)),
+    }
+    for words, call in cases.items():
+        with pytest.raises(FedCalError) as caught:
+            call()
+        assert words in str(caught.value)
+
+
+# --- graphs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "client"), [("fedcal", 0), ("fedcal-plus", 1), ("ens", None)])
+@torch.no_grad()
+def test_torch_export(name, client):
+    calibrated = CalibratedModel(net(), fitted(name), client)
+    program = torch.export.export(calibrated, (inputs(3),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for n in (1, 40):
+        assert torch.allclose(program.module()(inputs(n)), calibrated(inputs(n)), atol=1e-6)
+
+
+SAME = {"val-ts", "fed-ts", "fedcal-no-wm", "fedcal-small"}  # the graphs of avg-t and fedcal with other numbers
+CASES = {name: (lambda name=name: fitted(name)) for name in METHODS if name not in SAME} | {"fedcal-plus keep": keep}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@torch.no_grad()
+def test_onnx(case, tmp_path):
+    pytest.importorskip("onnxscript", reason="needs fedcal[onnx]")
+    runtime = pytest.importorskip("onnxruntime", reason="needs fedcal[onnx]")
+    calibration, model = case(), net()
+    calibrated = CalibratedModel(model, calibration, client=1)
+    assert export_onnx(calibrated, inputs(1), tmp_path / "x.onnx") <= 1e-5
+    session = runtime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
+    for x in (inputs(1), inputs(300), inputs(300, 100.0), inputs(2, 0.0)):
+        found = session.run(["probabilities"], {"input": x.numpy()})[0]
+        assert np.abs(found - calibration.predict_proba(model(x), client=1).numpy()).max() <= 1e-5
+
+
+def test_onnx_leaves_the_mode_and_writes_nothing_when_refused(tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript", reason="needs fedcal[onnx]")
+    pytest.importorskip("onnxruntime", reason="needs fedcal[onnx]")
+    calibrated = CalibratedModel(net(), fitted("fed-bias"), output="logits").train()
+    path = tmp_path / "x.onnx"
+    assert export_onnx(calibrated, inputs(2), path) <= 1e-5
+    assert calibrated.training and calibrated.model.training
+    path.unlink()
+    monkeypatch.setattr("fedcal.serving.TOLERANCE", -1.0)
+    for words, call in {
+        "not written": lambda: export_onnx(calibrated, inputs(2), path),
+        "a batch": lambda: export_onnx(calibrated, inputs(0), path),
+        "takes a CalibratedModel": lambda: export_onnx(net(), inputs(2), path),
+    }.items():
+        with pytest.raises(FedCalError, match=words):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
+class Branches(nn.Module):
+    """A model that no graph can hold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :K] if float(x.sum()) > 0 else -x[:, :K]
+
+
+def test_onnx_of_a_model_that_branches(tmp_path):
+    pytest.importorskip("onnxscript", reason="needs fedcal[onnx]")
+    pytest.importorskip("onnxruntime", reason="needs fedcal[onnx]")
+    with pytest.raises(FedCalError, match="cannot export this model") as caught:
+        export_onnx(CalibratedModel(Branches(), fitted("avg-t")), inputs(2), tmp_path / "x.onnx")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_onnx_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(FedCalError, match=r"needs onnxruntime: pip install 'fedcal\[onnx\]'"):
+        export_onnx(CalibratedModel(net(), fitted("uncal")), inputs(2), tmp_path / "x.onnx")
