@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from fedcal.calibrate.matching import match
 from fedcal.calibrate.methods import METHODS
 from fedcal.calibrate.rounds import Calibration, calibrate
+from fedcal.calibrate.scaler_file import load_scaler, save_scaler
 from fedcal.config import Config
 from fedcal.errors import FedCalError
 from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_mass_ece, mce, nll, top_k
@@ -32,10 +33,12 @@ __all__ = [
     "ece",
     "equal_mass_ece",
     "export_onnx",
+    "load_scaler",
     "match",
     "mce",
     "nll",
     "run",
+    "save_scaler",
     "top_k",
 ]
 

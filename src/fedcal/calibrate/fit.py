@@ -134,7 +134,9 @@ def train_scaler(
             best, best_loss, best_step = flat.detach().clone(), loss, step
         if step == how.steps or step - best_step >= how.patience or not math.isfinite(loss):
             break
-        adam.step(torch.autograd.grad(loss_of(x, y), flat)[0])
+        with torch.enable_grad():  # whatever the caller's mode
+            gradient = torch.autograd.grad(loss_of(x, y), flat)[0]
+        adam.step(gradient)
     return unflatten(best, params), best_step
 
 

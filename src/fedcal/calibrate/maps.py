@@ -163,7 +163,7 @@ def lift_by_temperature(u: Tensor, v: Tensor, steps: int = 40) -> Tensor:
         log_weights = torch.where(rest == -math.inf, rest, t[:, None] * finite)
         total = log_weights.logsumexp(dim=1)
         slope = -(torch.exp(log_weights - total[:, None]) * finite).sum(1)
-        t = (t + (v + total) / slope.clamp_min(1e-12)).clamp(1e-3, 1e3)
+        t = (t + (v + total) / slope.clamp_min(1e-12)).clamp(1e-3, 1e6)
     return u * t[:, None]
 
 
@@ -171,10 +171,10 @@ def _temperature_in_graph(rest: Tensor, finite: Tensor, v: Tensor, steps: int = 
     """The same root where loops are unrolled: fewer and plainer steps, from two bounds of the curve, both on the left."""
     k, gap = rest.shape[1], -rest.amax(dim=1, keepdim=True)
     mean = -finite.sum(1, keepdim=True) / (k - 1)
-    t = torch.maximum(v / gap.clamp_min(1e-12), (v + math.log(k - 1)) / mean.clamp_min(1e-12)).clamp(1e-3, 1e3)
+    t = torch.maximum(v / gap.clamp_min(1e-12), (v + math.log(k - 1)) / mean.clamp_min(1e-12)).clamp(1e-3, 1e6)
     below = rest + gap
     for _ in range(steps):
         weights = torch.exp(t * below)
         total, slope = weights.sum(1, keepdim=True), -(weights * finite).sum(1, keepdim=True)
-        t = (t + (v - t * gap + total.log()) * total / slope.clamp_min(1e-12)).clamp(1e-3, 1e3)
+        t = (t + (v - t * gap + total.log()) * total / slope.clamp_min(1e-12)).clamp(1e-3, 1e6)
     return t

@@ -191,6 +191,8 @@ def calibrate(
         calibration_round(state, samples, seed)
         if not state.updates:
             raise FedCalError("no samples: every client is empty; at least one needs some")
+    if isinstance(chosen, Additive) and not state.done:
+        raise FedCalError(f"{method} was not done after {rounds} rounds: leave rounds out, it knows when to stop")
     return state
 
 

@@ -50,8 +50,9 @@ class FedOP(Additive):
     def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
         held = folds(logits, labels) == 0
         net = {name: value.clone().requires_grad_() for name, value in params.items()}
-        loss = _summed_nll(net, logits[~held].double(), labels[~held])
-        gradients = torch.autograd.grad(loss, list(net.values()))
+        with torch.enable_grad():  # whatever the caller's mode
+            loss = _summed_nll(net, logits[~held].double(), labels[~held])
+            gradients = torch.autograd.grad(loss, list(net.values()))
         with torch.no_grad():
             stop_loss = _summed_nll(params, logits[held].double(), labels[held])
         counts = {"n": (~held).sum().double(), "stop_n": held.sum().double(), "stop_loss": stop_loss}
