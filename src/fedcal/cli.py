@@ -209,10 +209,11 @@ def data_list(data_dir: DataDir = None) -> None:
     table = Table("data set", "what it is", "classes", "model", "files")
     for name, about in DATASETS.items():
         status = files.status(name, data_dir)
-        where = "embedded" if about.embedded else "here" if status.present else f"missing: fedcal data fetch {name}"
+        where = "embedded" if about.embedded else "here" if status.present else "missing"
         table.add_row(name, about.summary, str(len(about.classes)), about.model, where)
     out.print(table)
-    out.print(f"Files are looked for in {escape(str(files.folder(data_dir)))}", soft_wrap=True)
+    where = escape(str(files.folder(data_dir)))
+    out.print(f"Files are looked for in {where}; get missing ones with: fedcal data fetch NAME", soft_wrap=True)
 
 
 @data_app.command("fetch")
