@@ -140,7 +140,6 @@ def test_killed_at_random_moments_then_resumed_gives_the_same_bytes(tmp_path):
     subprocess.run([*command, str(tmp_path / "killed"), "--resume"], check=True, timeout=120)
     assert killed > 0
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
-    assert not list(tmp_path.glob("killed/.*")) or killed  # a killed write may leave a hidden draft, never a half file
 
 
 @pytest.mark.parametrize("changes", [{"algorithm": "centralised"}, {"prox_mu": 0.1}, {"partition": "iid"},
