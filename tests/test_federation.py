@@ -17,7 +17,8 @@ import torch
 import fedcal
 from fedcal import Config, federation
 from fedcal.calibrate.methods import METHODS
-from fedcal.learn.local import copy_state
+from fedcal.learn.local import SGD, copy_state, train_locally
+from fedcal.seeds import numpy_rng
 from fedcal.store import read_tensors
 
 SMALL = Config(
@@ -202,8 +203,6 @@ def test_saved_scalers_serve_as_the_run_did(finished):
 
 def test_a_round_averages_the_chosen_clients_by_n_c():
     """One round by hand: train each chosen client from the same start, then Σ (n_c / N) θ_c."""
-    from fedcal.federation import _train
-
     config = replace(SMALL, method=("uncal",)).resolve()
     state = federation.assemble(config)
     start = copy_state(state.model)
@@ -213,7 +212,9 @@ def test_a_round_averages_the_chosen_clients_by_n_c():
     model = federation.assemble(config).model
     for c in record["clients"]:
         model.load_state_dict(start)
-        _train(model, state.clients[c].train_x, state.clients[c].train_y, config, f"client {c}", 0)
+        how = SGD(lr=config.lr, batch_size=config.batch_size, epochs=config.epochs, momentum=config.momentum)
+        rng = numpy_rng(config.seed, "batches", 0, f"client {c}")
+        train_locally(model, state.clients[c].train_x, state.clients[c].train_y, how, rng)
         for name, value in model.state_dict().items():
             expected[name] += value * state.clients[c].n / total
     for name, value in state.model.state_dict().items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,12 +20,13 @@ from fedcal.calibrate.rounds import Calibration, Samples, begin, calibration_rou
 from fedcal.config import Config
 from fedcal.data import Client, Dataset, Skew, load, make_clients, skew
 from fedcal.errors import FedCalError
-from fedcal.learn.local import average, copy_state, predict, train_locally
+from fedcal.learn.local import SGD, Job, Trained, average, copy_state, predict, train_in_turn
 from fedcal.learn.models import build
 from fedcal.measure.tally import Tally
 from fedcal.seeds import numpy_rng, torch_rng
 
 Record = dict[str, Any]  # what rounds.jsonl says of a round
+Trainer = Callable[[list[Job]], list[Trained]]
 
 
 @dataclass
@@ -38,11 +39,16 @@ class Federation:
     classes: tuple[str, ...]
     model: nn.Module  # θ; its state is the global model's between rounds
     calibrations: dict[str, Calibration]  # π̄ and every π_c, by method
+    train: Trainer  # how a round's clients are trained: one after the other, or together on a GPU
     round: int = 0
+    keep: tuple[
+        str, ...
+    ] = ()  # logits of the round's clients to leave in `seen`: "local/train", "received/held-out", …
+    seen: dict[str, torch.Tensor] = field(default_factory=dict)  # by "CLIENT/local/train" and so on
 
 
-def assemble(config: Config, dataset: Dataset | None = None) -> Federation:
-    """The federation before its first round; of the config's data set, or of one's own."""
+def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | None = None) -> Federation:
+    """The federation before its first round; of the config's data set, or of one's own; with an engine that others share."""
     device = _device(config.device)
     dataset = dataset or load(config.data, config.data_dir, config.seed, limit=config.limit)
     if config.partition == "natural" and config.clients not in (None, len(dataset.client_names)):
@@ -62,57 +68,49 @@ def assemble(config: Config, dataset: Dataset | None = None) -> Federation:
     )
     if (config.clients_per_round or 1) > len(clients):
         raise FedCalError(f"clients_per_round is {config.clients_per_round}, but there are {len(clients)} clients")
-    model = build(config.model or "mlp", dataset.shape, dataset.n_classes, torch_rng(config.seed, "model"))
+    model = build(config.model or "mlp", dataset.shape, dataset.n_classes, torch_rng(config.seed, "model")).to(device)
     return Federation(
         config,
         [_on(client, device) for client in clients],
         skew(clients, dataset.n_classes),
         dataset.classes,
-        model.to(device),
+        model,
         {name: begin(method, dataset.n_classes, config.seed) for name, method in config.methods().items()},
+        train or trainer(config, model, dataset.shape),
     )
+
+
+def trainer(config: Config, model: nn.Module, shape: tuple[int, ...]) -> Trainer:
+    """The engine that trains a round's clients. Several federations of one model and one way to train may share it."""
+    how = SGD(
+        lr=config.lr or 0.01, batch_size=config.batch_size or 256, epochs=config.epochs, momentum=config.momentum,
+        weight_decay=config.weight_decay, prox_mu=config.prox_mu,
+    )  # fmt: skip
+    if config.engine == "reference" or next(model.parameters()).device.type == "cpu":
+        return lambda jobs: train_in_turn(model, jobs, how)
+    from fedcal.learn.fast import Engine
+
+    return Engine(model, shape, how, config.precision, config.slots).train
 
 
 def run_round(state: Federation) -> Record:
     """Lines 3–8 of Algorithm 1; returns what rounds.jsonl says of it."""
-    config, clients, model, t = state.config, state.clients, state.model, state.round
+    return run_rounds([state])[0]
+
+
+def run_rounds(states: list[Federation], glance: bool = True) -> list[Record]:
+    """The next round of several federations that share one engine: their clients train side by side.
+
+    With `glance`, a record also has the model's accuracy and ECE on the calibration data.
+    """
     began = time.perf_counter()
-    m = config.clients_per_round or min(5, len(clients))
-    chosen = sorted(numpy_rng(config.seed, "choose", t).choice(len(clients), m, replace=False).tolist())  # line 3
-    received = copy_state(model)
-    calibrations = {n: c for n, c in state.calibrations.items() if c.method.schedule == "interleaved"}
-    samples: dict[str, dict[str, Samples]] = {name: {} for name in calibrations}
-
-    trained, losses, sizes = [], [], []
-    for c in chosen if config.algorithm == "fedavg" else []:  # lines 4–6
-        _look(samples, calibrations, "received", clients[c], model)
-        losses.append(_train(model, clients[c].train_x, clients[c].train_y, config, f"client {c}", t))
-        trained.append(copy_state(model))
-        sizes.append(clients[c].n)
-        _look(samples, calibrations, "local", clients[c], model)
-        model.load_state_dict(received)
-    if config.algorithm == "centralised":
-        for c in chosen:  # there is no local model: both readings mean the received one
-            _look(samples, calibrations, "received", clients[c], model)
-            _look(samples, calibrations, "local", clients[c], model)
-        x, y = (torch.cat([getattr(c, part) for c in clients]) for part in ("train_x", "train_y"))
-        losses, sizes = [_train(model, x, y, config, "pooled", t)], [len(y)]
-        trained = [copy_state(model)]
-
-    model.load_state_dict(average(trained, by=sizes))  # line 7
-    for name, calibration in calibrations.items():  # lines 8, 12–13 and 20
-        calibration_round(calibration, samples[name], config.seed)
-    state.round += 1
-    loss = sum(a * b for a, b in zip(losses, sizes, strict=True)) / sum(sizes)
-    if not math.isfinite(loss):
-        raise FedCalError(f"training diverged in round {state.round} (loss {loss}): lower lr, now {config.lr}")
-    return {
-        "round": state.round,
-        "clients": chosen,
-        "loss": loss,
-        **_glance(state),
-        "seconds": time.perf_counter() - began,
-    }
+    chosen = [_choose(state) for state in states]
+    jobs = [_jobs(state, clients) for state, clients in zip(states, chosen, strict=True)]
+    trained = iter(states[0].train([job for mine in jobs for job in mine]))  # lines 4–6
+    records = [_aggregate(s, c, j, [next(trained) for _ in j]) for s, c, j in zip(states, chosen, jobs, strict=True)]
+    if glance:
+        records = [record | _glance(state) for record, state in zip(records, states, strict=True)]
+    return [record | {"seconds": time.perf_counter() - began} for record in records]
 
 
 def finish(state: Federation) -> None:
@@ -149,30 +147,82 @@ def train(state: Federation, rounds: int, after_round: Callable[[Federation, Rec
 # --- parts of the above ------------------------------------------------------------------------------------------
 
 
-def _train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, config: Config, who: str, t: int) -> float:
-    return train_locally(
-        model, x, y, lr=config.lr or 0.01, batch_size=config.batch_size or 256, epochs=config.epochs,
-        momentum=config.momentum, weight_decay=config.weight_decay, prox_mu=config.prox_mu,
-        rng=numpy_rng(config.seed, "batches", t, who),
-    )  # fmt: skip
+def _choose(state: Federation) -> list[int]:
+    """Line 3: the m clients of this round."""
+    m = state.config.clients_per_round or min(5, len(state.clients))
+    rng = numpy_rng(state.config.seed, "choose", state.round)
+    return sorted(rng.choice(len(state.clients), m, replace=False).tolist())
+
+
+def _jobs(state: Federation, chosen: list[int]) -> list[Job]:
+    """What the round's clients are to do; of a centralised model, one job on all data."""
+    received, clients, seed, t = copy_state(state.model), state.clients, state.config.seed, state.round
+    if state.config.algorithm == "centralised":
+        x, y = (torch.cat([getattr(c, part) for c in clients]) for part in ("train_x", "train_y"))
+        before = {f"{c}/{fit_on}": _inputs(clients[c], fit_on) for c in chosen for fit_on in _wanted(state)}
+        return [Job(received, x, y, numpy_rng(seed, "batches", t, "pooled"), before)]
+    jobs = []
+    for c in chosen:
+        before, after = (
+            {fit_on: _inputs(clients[c], fit_on) for fit_on in _wanted(state, whose)} for whose in ("received", "local")
+        )
+        rng = numpy_rng(seed, "batches", t, f"client {c}")
+        jobs.append(Job(received, clients[c].train_x, clients[c].train_y, rng, before, after))
+    return jobs
+
+
+def _aggregate(state: Federation, chosen: list[int], jobs: list[Job], trained: list[Trained]) -> Record:
+    """The server's part: the new model, and the round of every calibration that runs beside training."""
+    config, clients, sizes = state.config, state.clients, [len(job.y) for job in jobs]
+    state.model.load_state_dict(average([t.state for t in trained], by=sizes))  # line 7
+    if state.keep:
+        state.seen = {
+            f"{clients[c].name}/{kind}": _look(done, kind)
+            for c, done in zip(chosen, trained, strict=False)
+            for kind in state.keep
+        }
+    for calibration in _interleaved(state):  # lines 8, 12–13 and 20
+        method, samples = calibration.method, {}
+        for i, c in enumerate(chosen):
+            if config.algorithm == "centralised":  # there is no local model: both readings mean the received one
+                logits = trained[0].before[f"{c}/{method.fit_on}"]
+            else:
+                logits = _look(trained[i], f"{method.logits_of}/{method.fit_on}")
+            samples[clients[c].name] = logits, _labels(clients[c], method.fit_on)
+        calibration_round(calibration, samples, config.seed)
+    state.round += 1
+    loss = sum(t.loss * n for t, n in zip(trained, sizes, strict=True)) / sum(sizes)
+    if not math.isfinite(loss):
+        raise FedCalError(f"training diverged in round {state.round} (loss {loss}): lower lr, now {config.lr}")
+    return {"round": state.round, "clients": chosen, "loss": loss}
+
+
+def _interleaved(state: Federation) -> list[Calibration]:
+    return [c for c in state.calibrations.values() if c.method.schedule == "interleaved"]
+
+
+def _wanted(state: Federation, whose: str | None = None) -> list[str]:
+    """The kinds of data on which calibrations within training rounds want logits (of the received or the local model)."""
+    kinds = {f"{c.method.logits_of}/{c.method.fit_on}" for c in _interleaved(state)} | set(state.keep)
+    return sorted({kind.split("/")[1] for kind in kinds if whose in (None, kind.split("/")[0])})
+
+
+def _look(trained: Trained, kind: str) -> torch.Tensor:
+    whose, fit_on = kind.split("/")
+    return (trained.before if whose == "received" else trained.after)[fit_on]
+
+
+def _inputs(client: Client, fit_on: str) -> torch.Tensor:
+    return client.cal_x if fit_on == "held-out" else client.train_x
+
+
+def _labels(client: Client, fit_on: str) -> torch.Tensor:
+    return (client.cal_y if fit_on == "held-out" else client.train_y).cpu()
 
 
 def _samples(client: Client, model: nn.Module, fit_on: str) -> Samples:
     """What a client fits a scaler on: a model's logits on its held-out or its training data."""
-    x, y = (client.cal_x, client.cal_y) if fit_on == "held-out" else (client.train_x, client.train_y)
-    return predict(model, x), y.cpu()
-
-
-def _look(
-    samples: dict[str, Any], methods: dict[str, Calibration], whose: str, client: Client, model: nn.Module
-) -> None:
-    """Collect the samples of the methods that fit on this model's logits, with one pass for each kind of data."""
-    seen: dict[str, Samples] = {}
-    for name, calibration in methods.items():
-        if calibration.method.logits_of == whose:
-            fit_on = calibration.method.fit_on
-            seen[fit_on] = seen.get(fit_on) or _samples(client, model, fit_on)
-            samples[name][client.name] = seen[fit_on]
+    return predict(model, _inputs(client, fit_on)), _labels(client, fit_on)
 
 
 def _glance(state: Federation) -> dict[str, float]:

@@ -113,7 +113,7 @@ def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]]) -> 
             "notes": _notes(calibration),
         }
     table = state.skew
-    return _clean(
+    return finite(
         {
             "schema": SCHEMA,
             "fedcal": _version(),
@@ -154,12 +154,12 @@ def _notes(calibration: Calibration) -> dict[str, float]:
     return {name: total / calibration.updates for name, total in sorted(calibration.notes.items())}
 
 
-def _clean(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON has no NaN: undefined is null."""
     if isinstance(value, dict):
-        return {k: _clean(v) for k, v in value.items()}
+        return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_clean(v) for v in value]
+        return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcal.learn.local import average, copy_state, predict, train_locally
+from fedcal.learn.local import SGD, average, copy_state, predict, train_locally
 from fedcal.learn.models import build
 
 
@@ -22,7 +22,7 @@ def task(n=60, d=5, k=3, seed=0):
 def test_local_training_is_pytorchs_sgd(options):
     x, y, ours = task()
     theirs = copy.deepcopy(ours)
-    train_locally(ours, x, y, lr=0.1, batch_size=16, epochs=2, rng=np.random.default_rng(7), **options)
+    train_locally(ours, x, y, SGD(lr=0.1, batch_size=16, epochs=2, **options), np.random.default_rng(7))
     optimiser = torch.optim.SGD(theirs.parameters(), lr=0.1, **options)
     rng = np.random.default_rng(7)
     for _ in range(2):
@@ -38,7 +38,7 @@ def test_fedprox_is_sgd_on_the_penalised_loss():
     x, y, ours = task()
     theirs = copy.deepcopy(ours)
     start = [p.detach().clone() for p in theirs.parameters()]
-    train_locally(ours, x, y, lr=0.1, batch_size=60, epochs=3, prox_mu=0.7, rng=np.random.default_rng(0))
+    train_locally(ours, x, y, SGD(lr=0.1, batch_size=60, epochs=3, prox_mu=0.7), np.random.default_rng(0))
     optimiser, rng = torch.optim.SGD(theirs.parameters(), lr=0.1), np.random.default_rng(0)
     for _ in range(3):
         batch = torch.from_numpy(rng.permutation(len(y)))
@@ -55,7 +55,7 @@ def test_fedprox_holds_the_model_back():
     for mu in (0.0, 5.0):
         x, y, model = task()
         start = copy_state(model)
-        train_locally(model, x, y, lr=0.1, batch_size=10, epochs=5, prox_mu=mu, rng=np.random.default_rng(0))
+        train_locally(model, x, y, SGD(lr=0.1, batch_size=10, epochs=5, prox_mu=mu), np.random.default_rng(0))
         moved[mu] = sum(float((value - start[name]).square().sum()) for name, value in copy_state(model).items())
     assert moved[5.0] < 0.5 * moved[0.0]
 
@@ -64,9 +64,8 @@ def test_one_step_of_logistic_regression_by_hand():
     """x = (1, 0), y = 0, θ = 0: p = (½, ½), so the weights of class 0 go up by lr · ½ on the first feature."""
     model = build("logistic", (2,), 2, torch.Generator().manual_seed(0))
     model.load_state_dict({"1.weight": torch.zeros(2, 2), "1.bias": torch.zeros(2)})
-    loss = train_locally(
-        model, torch.tensor([[1.0, 0.0]]), torch.tensor([0]), lr=0.1, epochs=1, rng=np.random.default_rng(0)
-    )
+    x, y = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
+    loss = train_locally(model, x, y, SGD(lr=0.1, epochs=1), np.random.default_rng(0))
     assert loss == pytest.approx(np.log(2))
     assert torch.allclose(model.state_dict()["1.weight"], torch.tensor([[0.05, 0.0], [-0.05, 0.0]]))
     assert torch.allclose(model.state_dict()["1.bias"], torch.tensor([0.05, -0.05]))

@@ -141,11 +141,11 @@ def train_scaler(
 
 
 class Adam:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019) on one flat tensor, in place."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019) on one flat tensor (or a stack of them), in place."""
 
     def __init__(self, flat: Tensor, lr: float, decay: Tensor, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self.flat, self.lr, self.keep, self.betas, self.steps = flat, lr, 1 - decay, betas, 0
-        self.first, self.second = torch.zeros_like(decay), torch.zeros_like(decay)
+        self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:

@@ -1,8 +1,12 @@
-"""The reference loop of learning: a client's local epochs, the server's average. What faster engines must equal."""
+"""The reference loop of learning: a client's local epochs, the server's average. What fast.py must equal."""
+
+# pyright: reportPrivateImportUsage=false
+# (PyTorch's own optimisers use the _foreach functions too)
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,45 +15,84 @@ from torch import Tensor, nn
 State = dict[str, Tensor]  # a model's parameters and buffers, as in state_dict()
 
 
-def train_locally(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    lr: float = 0.01,
-    batch_size: int = 256,
-    epochs: int = 3,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    prox_mu: float = 0.0,
-    rng: np.random.Generator,
-) -> float:
-    """Algorithm 1, lines 14–19: E epochs of SGD on (x, y), in place; returns the last epoch's mean loss.
+@dataclass(frozen=True)
+class SGD:
+    """How a client trains; `prox_mu` > 0 adds FedProx's (µ/2)‖θ − θᵗ‖², θᵗ being the model as it came in."""
 
-    `prox_mu` > 0 adds FedProx's (µ/2)‖θ − θᵗ‖², θᵗ being the model as it came in.
-    """
+    lr: float = 0.01
+    batch_size: int = 256
+    epochs: int = 3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    prox_mu: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part of a round, and the inputs whose logits are wanted before and after its training."""
+
+    received: State  # θᵗ
+    x: Tensor
+    y: Tensor
+    rng: np.random.Generator
+    before: dict[str, Tensor] = field(default_factory=dict)  # under θᵗ
+    after: dict[str, Tensor] = field(default_factory=dict)  # under the client's own θ_c
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a job: the client's model, its last epoch's mean loss, the logits asked for (float64, on the CPU)."""
+
+    state: State
+    loss: float
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+
+def train_in_turn(model: nn.Module, jobs: list[Job], how: SGD) -> list[Trained]:
+    """The round's clients one after the other: the reference that faster engines must equal."""
+    done = []
+    for job in jobs:
+        model.load_state_dict(job.received)
+        before = {name: predict(model, x) for name, x in job.before.items()}
+        loss = train_locally(model, job.x, job.y, how, job.rng)
+        after = {name: predict(model, x) for name, x in job.after.items()}
+        done.append(Trained(copy_state(model), loss, before, after))
+    return done
+
+
+def train_locally(model: nn.Module, x: Tensor, y: Tensor, how: SGD, rng: np.random.Generator) -> float:
+    """Algorithm 1, lines 14–19: E epochs of SGD on (x, y), in place; returns the last epoch's mean loss."""
     model.train()
-    params = [p for p in model.parameters() if p.requires_grad]
-    received = [p.detach().clone() for p in params]
-    velocity = [torch.zeros_like(p) for p in params]
+    params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    received = [p.detach().clone() for p in params] if how.prox_mu else []
+    velocity = [torch.zeros_like(p) for p in params] if how.momentum else []
     total = torch.zeros((), device=x.device)
-    for _ in range(epochs):
+    for _ in range(how.epochs):
         order = torch.from_numpy(rng.permutation(len(y))).to(x.device)
         total.zero_()
-        for batch in order.split(batch_size):
+        for batch in order.split(how.batch_size):
             loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
-            gradients = torch.autograd.grad(loss, params)
-            with torch.no_grad():
-                for p, g, v, anchor in zip(params, gradients, velocity, received, strict=True):
-                    if prox_mu:
-                        g = g + prox_mu * (p - anchor)
-                    if weight_decay:
-                        g = g + weight_decay * p
-                    if momentum:
-                        g = v.mul_(momentum).add_(g)
-                    p.sub_(g, alpha=lr)
+            gradients = list(torch.autograd.grad(loss, params))
+            descend(params, gradients, velocity, received, how)
             total += loss.detach() * len(batch)
     return float(total) / len(y)
+
+
+@torch.no_grad()
+def descend(
+    params: list[Tensor], gradients: list[Tensor], velocity: list[Tensor], received: list[Tensor], how: SGD
+) -> None:
+    """One step of SGD, all tensors together (on a GPU a few kernels rather than a few for each)."""
+    if how.prox_mu:
+        torch._foreach_add_(gradients, torch._foreach_sub(params, received), alpha=how.prox_mu)
+    if how.weight_decay:
+        torch._foreach_add_(gradients, params, alpha=how.weight_decay)
+    if how.momentum:
+        torch._foreach_mul_(velocity, how.momentum)
+        torch._foreach_add_(velocity, gradients)
+        gradients = velocity
+    torch._foreach_add_(params, gradients, alpha=-how.lr)
 
 
 def average(states: list[State], by: Sequence[float]) -> State:

@@ -41,7 +41,7 @@ class FedCal(Averaged):
         return scalers.init_mlp(n_classes, self.hidden, rng)
 
     def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        start, notes = self._start(params, own, rng)
+        start, notes = self.start_of(params, own, rng)
         trained, steps = train_scaler(start, self.apply, logits, labels, self.training)  # line 20
         return Update(trained, len(labels), trained, {**notes, "steps": float(steps)})
 
@@ -53,7 +53,7 @@ class FedCal(Averaged):
             return scalers.plain_mlp(params, logits)
         return scalers.order_preserving(params, logits, sorted_input=self.net == "sorted")
 
-    def _start(self, params: Params, own: Params, rng: torch.Generator) -> tuple[Params, dict[str, float]]:
+    def start_of(self, params: Params, own: Params, rng: torch.Generator) -> tuple[Params, dict[str, float]]:
         """Lines 12–13: π_c ← M(π_c) with M ← WeightMatching(π̄, π_c)."""
         if not own:
             own = params if self.shared_init else scalers.init_mlp(params["w1"].shape[1], self.hidden, rng)

@@ -1,0 +1,1 @@
+"""The paper, measured: one module for each table and figure (`fedcal paper`)."""

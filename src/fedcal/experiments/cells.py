@@ -1,0 +1,245 @@
+"""A cell of a table: one federation, trained once, recorded, and every method fitted on the record.
+
+`train` runs cells of one data set and one way to train together on a GPU (their clients share it), or one after the other
+on a CPU. `fit` fits all methods: FedCal's nets for all cells at once, on the GPU if there is one, the others in worker
+processes. Both skip what is there already, so that work goes on where it stopped.
+
+    RUNS/NAME/          the recording of a cell, and its scalers (large; never committed)
+    RESULTS/NAME.json   config, commit, device, seconds, and every method's metrics
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcal import federation
+from fedcal.calibrate.batched import calibration_rounds
+from fedcal.calibrate.methods import METHODS, Method, get_method
+from fedcal.calibrate.methods.fedcal import FedCal
+from fedcal.calibrate.rounds import Calibration, begin, calibrate
+from fedcal.calibrate.scaler_file import load_scaler, save_scaler
+from fedcal.config import Config
+from fedcal.data import load
+from fedcal.learn.local import Job, copy_state
+from fedcal.measure.tally import Tally, over_clients, pooled
+from fedcal.recording import Recording, write_final, write_round
+from fedcal.run import finite
+from fedcal.seeds import numpy_rng
+from fedcal.store import read_json, write_json, write_tensors
+
+KEEP = "local/train"  # what Algorithm 1 as printed is fitted on
+METHOD_NAMES = (*METHODS, "fedcal-plus-keep")  # the flagship in both modes
+
+Say = Callable[[str], None]
+
+
+def name_of(config: Config) -> str:
+    """A cell's file name: what sets it apart from the paper's setup."""
+    parts = [config.data, config.model or "", "iid" if config.partition == "iid" else f"b{config.beta:g}"]
+    for flag, value, default in (
+        ("m", config.momentum, None), ("mu", config.prox_mu, 0), ("c", config.clients or 20, 20),
+        ("r", config.rounds, 100), ("n", config.limit, None),
+    ):  # fmt: skip
+        if value not in (default, None):
+            parts.append(f"{flag}{value:g}")
+    if config.algorithm != "fedavg":
+        parts.append(config.algorithm)
+    return "-".join((*parts, f"s{config.seed}"))
+
+
+def method(name: str) -> Method:
+    """By name; the flagship has one for each of its modes."""
+    return get_method("fedcal-plus", accuracy="keep") if name == "fedcal-plus-keep" else METHODS[name]
+
+
+# --- training ------------------------------------------------------------------------------------------------------
+
+
+def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> list[Path]:
+    """Record every cell that is not recorded yet. `tune` also keeps what clients' models become after one more round."""
+    cells = [cell.resolve() for cell in cells]
+    waiting = [cell for cell in cells if not (runs / name_of(cell) / "final.safetensors").exists()]
+    groups: dict[tuple[Any, ...], list[Config]] = {}
+    for cell in waiting:
+        alone = cell.seed if cell.device == "cpu" else None
+        key = (cell.data, cell.model, cell.momentum, cell.prox_mu, cell.rounds, cell.algorithm, cell.limit)
+        groups.setdefault((*key, cell.beta if alone is not None else None, alone), []).append(cell)
+    for group in groups.values():
+        _train_group(group, runs, say, tune)
+    return [runs / name_of(cell) for cell in cells]
+
+
+def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
+    began, first = time.perf_counter(), cells[0]
+    states: list[federation.Federation] = []
+    for cell in cells:
+        plain = Config(**{**vars(cell), "method": ("uncal",)})
+        dataset = load(cell.data, cell.data_dir, cell.seed, limit=cell.limit)
+        states.append(federation.assemble(plain, dataset, states[0].train if states else None))
+        if "fedcal-literal" in cell.method and cell.algorithm == "fedavg":
+            states[-1].keep = (KEEP,)
+    label = f"{first.data} {first.model}, {len(cells)} cells"
+    say(f"{label}: ready after {time.perf_counter() - began:.0f} s")
+    training = time.perf_counter()
+    with ThreadPoolExecutor(1) as writer:
+        written: list[Future[None]] = []
+        for t in range(1, first.rounds + 1):
+            records = federation.run_rounds(states, glance=False)
+            for state in states:
+                if state.keep:
+                    folder = runs / name_of(state.config)
+                    written.append(writer.submit(write_round, folder, t, state.seen))
+            if t % max(1, first.rounds // 10) == 0 or t == 1:
+                spent = time.perf_counter() - training
+                say(f"{label}: round {t} of {first.rounds}, loss {records[0]['loss']:.3f}, {spent:.0f} s")
+        for future in written:
+            future.result()
+    seconds = time.perf_counter() - training
+    steps = sum(sum(-(-c.n // (first.batch_size or 256)) for c in s.clients) for s in states) * first.epochs
+    for state in states:
+        folder = runs / name_of(state.config)
+        about = {"seconds": seconds / len(cells), "together": len(cells), "steps_an_epoch_of_all": steps, **machine()}
+        model = {name: value.cpu() for name, value in state.model.state_dict().items()}
+        write_tensors(folder / "model.safetensors", model, {"schema": 1, **about})
+        if tune:
+            _tune(state, folder)
+        write_final(folder, state, about)  # last: what has it is whole
+    say(f"{label}: trained in {seconds:.0f} s, recorded after {time.perf_counter() - began:.0f} s")
+
+
+def _tune(state: federation.Federation, folder: Path) -> None:
+    """Every client trains the final model once more; its logits on its own and on all test samples are kept."""
+    received, everything = copy_state(state.model), torch.cat([client.test_x for client in state.clients])
+    jobs = [
+        Job(received, c.train_x, c.train_y, numpy_rng(state.config.seed, "tune", c.name), after={"all": everything})
+        for c in state.clients
+    ]
+    trained = state.train(jobs)
+    tensors = {client.name: t.after["all"].float() for client, t in zip(state.clients, trained, strict=True)}
+    write_tensors(folder / "tuned.safetensors", tensors, {"schema": 1})
+
+
+# --- fitting -------------------------------------------------------------------------------------------------------
+
+
+def fit(
+    folders: Sequence[Path], results: Path, say: Say, names: Sequence[str] = METHOD_NAMES, device: str = "cpu",
+    workers: int | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Fit and measure every method on every recorded cell; returns the cells' results."""
+    began = time.perf_counter()
+    waiting = [folder for folder in folders if not _finished(results / f"{folder.name}.json", names)]
+    if waiting:
+        _fit_nets(waiting, [name for name in names if isinstance(method(name), FedCal)], say, device)
+    workers = min(workers or os.cpu_count() or 1, max(1, len(waiting)))
+    if workers > 1:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            tasks = [pool.submit(measure_cell, folder, results, tuple(names)) for folder in waiting]
+            for i, task in enumerate(tasks, start=1):
+                say(f"measured {i} of {len(tasks)}: {task.result()}, {time.perf_counter() - began:.0f} s")
+    else:
+        for i, folder in enumerate(waiting, start=1):
+            done = measure_cell(folder, results, tuple(names))
+            say(f"measured {i} of {len(waiting)}: {done}, {time.perf_counter() - began:.0f} s")
+    return [read_json(results / f"{folder.name}.json") for folder in folders]
+
+
+def _finished(path: Path, names: Sequence[str]) -> bool:
+    return path.exists() and set(names) <= set(read_json(path)["methods"])
+
+
+def _fit_nets(folders: Sequence[Path], names: Sequence[str], say: Say, device: str) -> None:
+    """FedCal and its ablations on all cells of one number of classes at once."""
+    for name in names:
+        waiting = [Recording(f) for f in folders if not (f / "scalers" / f"{name}.safetensors").exists()]
+        if method(name).schedule == "interleaved":
+            waiting = [record for record in waiting if (record.folder / "rounds").exists()]
+        for k in sorted({record.n_classes for record in waiting}):
+            began = time.perf_counter()
+            records = [record for record in waiting if record.n_classes == k]
+            seeds = [record.config.seed for record in records]
+            states = [begin(method(name), k, seed) for seed in seeds]
+            if method(name).schedule == "interleaved":
+                for t in range(1, max(record.config.rounds for record in records) + 1):
+                    now = [i for i, record in enumerate(records) if t <= record.config.rounds]
+                    looks = [records[i].round(t, KEEP) for i in now]
+                    calibration_rounds([states[i] for i in now], looks, [seeds[i] for i in now], device)
+            frozen = [{n: pair for n, pair in r.samples().items() if len(pair[1])} for r in records]
+            for _ in range(method(name).rounds):
+                calibration_rounds(states, frozen, seeds, device)
+            for record, state in zip(records, states, strict=True):
+                save_scaler(record.folder / "scalers" / f"{name}.safetensors", state, name)
+            say(f"{name}, {len(records)} cells of {k} classes: {time.perf_counter() - began:.0f} s")
+
+
+def measure_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
+    """The methods that are not fitted yet, then everyone's metrics on the test data."""
+    record, began = Recording(folder), time.perf_counter()
+    methods: dict[str, Any] = {}
+    for name in names:
+        chosen, path = method(name), folder / "scalers" / f"{name}.safetensors"
+        if path.exists():
+            calibration = load_scaler(path)[1]
+        elif chosen.schedule == "interleaved":
+            continue  # nothing was recorded for it
+        else:
+            options: dict[str, Any] = {"accuracy": "keep"} if name == "fedcal-plus-keep" else {}
+            calibration = calibrate(record.samples(), name.removesuffix("-keep"), seed=record.config.seed, **options)
+            save_scaler(path, calibration, name.removesuffix("-keep"))
+        methods[name] = measure(calibration, record)
+    config = {key: value for key, value in record.config.to_dict().items() if not key.startswith("scaler_")}
+    content = {
+        "name": folder.name,
+        "config": {key: value for key, value in config.items() if key not in ("method", "data_dir")},
+        "training": {key: record.about[key] for key in ("seconds", "together", "commit", "device", "torch")},
+        "fitting": {"seconds": time.perf_counter() - began, **machine()},
+        "G": record.about["G"],
+        "methods": methods,
+    }
+    write_json(results / f"{folder.name}.json", finite(content))
+    return folder.name
+
+
+def measure(calibration: Calibration, record: Recording) -> dict[str, Any]:
+    """Metrics under the global scaler, pooled and by client, and with each client's own scaler."""
+    found: dict[str, list[Tally]] = {"local": [], "own": []}
+    for client, (logits, labels) in record.samples("test").items():
+        for kind, own in (("local", None), ("own", client if client in calibration.own else None)):
+            found[kind].append(Tally.of(calibration.apply(logits, own), labels))
+    out: dict[str, Any] = {"global": pooled(found["local"]).summary()}
+    for kind, tallies in found.items():
+        out[kind] = {k: v for k, v in over_clients(record.names, tallies).items() if k != "spread"}
+        out[kind]["ece_by_client"] = [t.summary()["ece"] if t.n else None for t in tallies]
+    return out
+
+
+def machine() -> dict[str, str]:
+    """Where and with what: for the record."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    return {"commit": commit(), "device": device, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def commit() -> str:
+    """The checkout's commit, with + where files differ from it; $FEDCAL_COMMIT where there is no repository."""
+    if given := os.environ.get("FEDCAL_COMMIT"):
+        return given
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        )
+        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip() + ("+" if dirty.stdout.strip() else "")
