@@ -122,6 +122,8 @@ def _train_stack(
         best = torch.where(better[:, None], flat, best)
         best_loss, best_step = torch.where(better, loss, best_loss), torch.where(better, step, best_step)
         active = active & (step - best_step < how.patience) & loss.isfinite()
+        if not bool(active.any()):
+            break
         adam.step(gradient.nan_to_num())  # of those that have stopped too: nothing is looked at any more
     best = best.cpu()
     return [(unflatten(row, like), steps) for row, steps in zip(best, best_step.tolist(), strict=True)]

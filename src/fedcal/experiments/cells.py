@@ -10,6 +10,8 @@ processes. Both skip what is there already, so that work goes on where it stoppe
 
 from __future__ import annotations
 
+import functools
+import math
 import multiprocessing
 import os
 import platform
@@ -17,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from fedcal.calibrate.methods.fedcal import FedCal
 from fedcal.calibrate.rounds import Calibration, begin, calibrate
 from fedcal.calibrate.scaler_file import load_scaler, save_scaler
 from fedcal.config import Config
-from fedcal.data import load
+from fedcal.data import DATASETS, Dataset, load
 from fedcal.learn.local import Job, copy_state
 from fedcal.measure.tally import Tally, over_clients, pooled
 from fedcal.recording import Recording, write_final, write_round
@@ -81,21 +84,25 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> 
 
 def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
     began, first = time.perf_counter(), cells[0]
-    states: list[federation.Federation] = []
-    for cell in cells:
-        plain = Config(**{**vars(cell), "method": ("uncal",)})
-        dataset = load(cell.data, cell.data_dir, cell.seed, limit=cell.limit)
-        states.append(federation.assemble(plain, dataset, states[0].train if states else None))
+
+    def ready(cell: Config, train: federation.Trainer | None = None) -> federation.Federation:
+        state = federation.assemble(replace(cell, method=("uncal",)), _dataset(cell), train)
         if "fedcal-literal" in cell.method and cell.algorithm == "fedavg":
-            states[-1].keep = (KEEP,)
+            state.keep = (KEEP,)
+        return state
+
+    states = [ready(first)]
+    with ThreadPoolExecutor(8) as pool:
+        states += pool.map(lambda cell: ready(cell, states[0].train), cells[1:])
     label = f"{first.data} {first.model}, {len(cells)} cells"
     say(f"{label}: ready after {time.perf_counter() - began:.0f} s")
-    training = time.perf_counter()
+    training, steps = time.perf_counter(), 0
     with ThreadPoolExecutor(1) as writer:
         written: list[Future[None]] = []
         for t in range(1, first.rounds + 1):
             records = federation.run_rounds(states, glance=False)
-            for state in states:
+            for state, record in zip(states, records, strict=True):
+                steps += _steps(state, record)
                 if state.keep:
                     folder = runs / name_of(state.config)
                     written.append(writer.submit(write_round, folder, t, state.seen))
@@ -105,16 +112,35 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
         for future in written:
             future.result()
     seconds = time.perf_counter() - training
-    steps = sum(sum(-(-c.n // (first.batch_size or 256)) for c in s.clients) for s in states) * first.epochs
     for state in states:
         folder = runs / name_of(state.config)
-        about = {"seconds": seconds / len(cells), "together": len(cells), "steps_an_epoch_of_all": steps, **machine()}
+        speed = {"seconds": seconds / len(cells), "together": len(cells), "ms_a_step": 1000 * seconds / steps}
+        about = {**speed, **machine()}
         model = {name: value.cpu() for name, value in state.model.state_dict().items()}
         write_tensors(folder / "model.safetensors", model, {"schema": 1, **about})
         if tune:
             _tune(state, folder)
         write_final(folder, state, about)  # last: what has it is whole
-    say(f"{label}: trained in {seconds:.0f} s, recorded after {time.perf_counter() - began:.0f} s")
+    per_step = f"{1000 * seconds / steps:.2f} ms a client-step"
+    say(f"{label}: trained in {seconds:.0f} s ({per_step}), recorded after {time.perf_counter() - began:.0f} s")
+
+
+def _steps(state: federation.Federation, record: federation.Record) -> int:
+    """How many batches the round's clients trained on."""
+    chosen = state.clients if state.config.algorithm == "centralised" else [state.clients[c] for c in record["clients"]]
+    return state.config.epochs * sum(math.ceil(c.n / (state.config.batch_size or 256)) for c in chosen)
+
+
+@functools.lru_cache(maxsize=1)
+def _whole(data: str, data_dir: str | None) -> Dataset:
+    return load(data, data_dir)
+
+
+def _dataset(cell: Config) -> Dataset:
+    """Published sets are read once; parts of them, and sets that are drawn, depend on the seed."""
+    if cell.limit or DATASETS[cell.data].embedded:
+        return load(cell.data, cell.data_dir, cell.seed, limit=cell.limit)
+    return _whole(cell.data, cell.data_dir)
 
 
 def _tune(state: federation.Federation, folder: Path) -> None:
@@ -202,7 +228,9 @@ def measure_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
     content = {
         "name": folder.name,
         "config": {key: value for key, value in config.items() if key not in ("method", "data_dir")},
-        "training": {key: record.about[key] for key in ("seconds", "together", "commit", "device", "torch")},
+        "training": {
+            key: record.about[key] for key in ("seconds", "together", "ms_a_step", "commit", "device", "torch")
+        },
         "fitting": {"seconds": time.perf_counter() - began, **machine()},
         "G": record.about["G"],
         "methods": methods,

@@ -1,0 +1,55 @@
+"""The introduction's claim: "ensembling global and local models can further enhance accuracy".
+
+Every client trains the final global model once more on its own data: its local model. The ensemble is the mean of both
+models' probabilities. Measured on the client's own test samples, and on everyone's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcal.config import Config
+from fedcal.experiments.plan import BETAS, paper_cells
+from fedcal.measure.tally import Tally, over_clients, pooled
+from fedcal.recording import Recording
+from fedcal.store import read_tensors
+
+KINDS = ("global", "local", "ensemble")
+
+
+def cells(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
+    """MNIST and CIFAR-10 at every β, the federations of Table 1."""
+    return [
+        cell
+        for data in ("mnist", "cifar10")[: 1 if quick else 2]
+        for cell in paper_cells(data, BETAS, seeds, device, quick)
+    ]
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Accuracy and ECE of the three on clients' own test samples (mean over clients) and on everyone's."""
+    record, (tuned, _) = Recording(folder), read_tensors(folder / "tuned.safetensors")
+    test = record.samples("test")
+    logits, labels = (torch.cat([pair[i] for pair in test.values()]) for i in (0, 1))
+    known = logits.softmax(dim=1)
+    own: dict[str, list[Tally]] = {kind: [] for kind in KINDS}
+    everyone: dict[str, list[Tally]] = {kind: [] for kind in KINDS}
+    end = 0
+    for name, (_, mine) in test.items():
+        start, end = end, end + len(mine)
+        local = tuned[name].double().softmax(dim=1)
+        for kind, p in zip(KINDS, (known, local, (known + local) / 2), strict=True):
+            log = p.clamp_min(1e-300).log()
+            own[kind].append(Tally.of(log[start:end], labels[start:end]))
+            everyone[kind].append(Tally.of(log, labels))
+    keys = ("accuracy", "ece", "ece_floor", "nll")
+    return {
+        "name": folder.name,
+        "own": {kind: {key: over_clients(record.names, own[kind])[key] for key in keys} for kind in KINDS},
+        "own_pooled": {kind: {key: pooled(own[kind]).summary()[key] for key in keys} for kind in KINDS},
+        "everyone": {kind: {key: over_clients(record.names, everyone[kind])[key] for key in keys} for kind in KINDS},
+    }
