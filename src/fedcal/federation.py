@@ -188,7 +188,7 @@ def _aggregate(state: Federation, chosen: list[int], jobs: list[Job], trained: l
                 logits = trained[0].before[f"{c}/{method.fit_on}"]
             else:
                 logits = _look(trained[i], f"{method.logits_of}/{method.fit_on}")
-            samples[clients[c].name] = logits, _labels(clients[c], method.fit_on)
+            samples[clients[c].name] = logits.double(), _labels(clients[c], method.fit_on)
         calibration_round(calibration, samples, config.seed)
     state.round += 1
     loss = sum(t.loss * n for t, n in zip(trained, sizes, strict=True)) / sum(sizes)

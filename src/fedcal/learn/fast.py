@@ -69,15 +69,22 @@ class Engine:
         for slot in self.slots:
             here.wait_stream(slot.stream)
         losses = torch.stack([found["total"] for found in outcomes]).tolist()
+        logits = _to_cpu([found["before"] for found in outcomes] + [found["after"] for found in outcomes])
+        before, after = logits[: len(jobs)], logits[len(jobs) :]
         return [
-            Trained(
-                found["state"],
-                loss / len(job.y),
-                {name: logits.cpu().double() for name, logits in found["before"].items()},
-                {name: logits.cpu().double() for name, logits in found["after"].items()},
-            )
-            for job, found, loss in zip(jobs, outcomes, losses, strict=True)
+            Trained(found["state"], loss / len(job.y), *looks)
+            for job, found, loss, *looks in zip(jobs, outcomes, losses, before, after, strict=True)
         ]
+
+
+def _to_cpu(found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Everything in one copy: each one waits for the GPU."""
+    values = [value for one in found for value in one.values()]
+    if not values:
+        return found
+    flat = torch.cat([value.flatten() for value in values]).cpu().split([value.numel() for value in values])
+    parts = iter([part.view(value.shape) for part, value in zip(flat, values, strict=True)])
+    return [{name: next(parts) for name in one} for one in found]
 
 
 class Slot:

@@ -41,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a job: the client's model, its last epoch's mean loss, the logits asked for (float64, on the CPU)."""
+    """What came of a job: the client's model, its last epoch's mean loss, the logits asked for (on the CPU)."""
 
     state: State
     loss: float
@@ -97,17 +97,13 @@ def descend(
 
 def average(states: list[State], by: Sequence[float]) -> State:
     """FedAvg's Σ (n_c / N) θ_c (line 7), summed in float64. Integer buffers (counters) stay the first client's."""
-    weights = np.asarray(by, np.float64) / np.sum(by)
-    out: State = {}
-    for name, first in states[0].items():
-        if not first.is_floating_point():
-            out[name] = first.clone()
-            continue
-        total = torch.zeros_like(first, dtype=torch.float64)
-        for state, weight in zip(states, weights, strict=True):
-            total.add_(state[name].double(), alpha=float(weight))
-        out[name] = total.to(first.dtype)
-    return out
+    weights = (np.asarray(by, np.float64) / np.sum(by)).tolist()
+    names = [name for name, value in states[0].items() if value.is_floating_point()]
+    total = [torch.zeros_like(states[0][name], dtype=torch.float64) for name in names]
+    for state, weight in zip(states, weights, strict=True):
+        torch._foreach_add_(total, [state[name].double() for name in names], alpha=weight)
+    means = dict(zip(names, total, strict=True))
+    return {name: means[name].to(v.dtype) if name in means else v.clone() for name, v in states[0].items()}
 
 
 @torch.no_grad()
