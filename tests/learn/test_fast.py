@@ -11,7 +11,7 @@ from fedcal.learn.models import build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
-SIZES = (700, 300, 256, 40, 513)  # whole batches, rests of all kinds, a client smaller than a batch
+SIZES = (700, 300, 256, 40, 530)  # whole batches, rests of all kinds, a client smaller than a batch
 
 
 def jobs_for(model, shape=(3, 32, 32), sizes=SIZES, look=False):
