@@ -1,1 +1,37 @@
 """The paper, measured: one module for each table and figure (`fedcal paper`)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedcal.errors import FedCalError
+
+
+def reproduce(
+    name: str, out: Path, runs: Path, seeds: Sequence[int], quick: bool, device: str, say: Callable[[str], None],
+    data: Sequence[str] | None = None,
+) -> Path:  # fmt: skip
+    """Measure one table or figure into `out`; returns its Markdown. Quick ones get names of their own."""
+    from fedcal.experiments import cells
+
+    module = importlib.import_module(f"fedcal.experiments.{name}")
+    out = out / "quick" if quick else out
+    if hasattr(module, "run"):  # made of no trained cells
+        module.run(out, seeds, quick, say)
+        return out / f"{name}.md"
+    wanted = module.cells(seeds, device, quick)
+    if data:
+        wanted = [cell for cell in wanted if cell.data in data]
+        if not wanted:
+            raise FedCalError(f"{name} has no cells of {', '.join(data)}: leave --data out")
+    folders = cells.train(wanted, runs, say, tune=name == "ensemble")
+    if name == "ensemble":
+        module.present([module.measure(folder) for folder in folders], out)
+        return out / "ensemble.md"
+    literal = any("fedcal-literal" in cell.method for cell in wanted)
+    names = [n for n in cells.METHOD_NAMES if literal or n != "fedcal-literal"]
+    results = cells.fit(folders, out / "cells", say, names, device.partition(":")[0])
+    module.present(results, out, *([runs] if name == "figure2" else []))
+    return out / f"{name}.md"

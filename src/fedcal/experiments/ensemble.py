@@ -14,11 +14,13 @@ import torch
 
 from fedcal.config import Config
 from fedcal.experiments.plan import BETAS, paper_cells
+from fedcal.experiments.present import Table, over_seeds, write
 from fedcal.measure.tally import Tally, over_clients, pooled
 from fedcal.recording import Recording
 from fedcal.store import read_tensors
 
 KINDS = ("global", "local", "ensemble")
+WHERE = {"own": "its own test samples, mean over clients", "everyone": "everyone's test samples, mean over clients"}
 
 
 def cells(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
@@ -53,3 +55,22 @@ def measure(folder: Path) -> dict[str, Any]:
         "own_pooled": {kind: {key: pooled(own[kind]).summary()[key] for key in keys} for kind in KINDS},
         "everyone": {kind: {key: over_clients(record.names, everyone[kind])[key] for key in keys} for kind in KINDS},
     }
+
+
+def present(results: Sequence[dict[str, Any]], out: Path) -> None:
+    """ensemble.{json,md,tex}, from what `measure` gives of each cell."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        groups.setdefault(result["name"].rsplit("-s", 1)[0], []).append(result)
+    tables = []
+    for where, title in WHERE.items():
+        rows = []
+        for cell, some in groups.items():
+            row: list[Any] = [cell, len(some)]
+            for key in ("accuracy", "ece"):
+                for kind in KINDS:
+                    row.append(over_seeds(some, lambda r, kind=kind, key=key, where=where: r[where][kind][key]))
+            rows.append(row)
+        head = ["cell", "seeds", *(f"{key}: {kind}" for key in ("accuracy", "ECE") for kind in KINDS)]
+        tables.append(Table(f"Ensembles of the global and a client's model, on {title} (in %)", head, rows))
+    write(out, "ensemble", {"cells": {result["name"]: result for result in results}}, tables)
