@@ -41,8 +41,8 @@ def present(results: Sequence[Result], out: Path, runs: Path) -> None:
 
     with styled:
         fig = Figure(figsize=(6, 5.2), layout="constrained")
-        top, bottom = fig.subfigures(2, 1)
-        axes = top.subplots()
+        grid = fig.add_gridspec(2, 2)
+        axes = fig.add_subplot(grid[0, :])
         for i, (kind, (means, stds, server)) in enumerate(bars.items()):
             at, colour = np.arange(6) + (i - 0.5) * 0.4, (ACCENT, GAP)[i]
             axes.bar(at, [*means, server.mean], 0.38, yerr=[*stds, server.std], color=colour, label=kind)
@@ -51,6 +51,7 @@ def present(results: Sequence[Result], out: Path, runs: Path) -> None:
         for axes, (some, kind) in zip(
             bottom.subplots(1, 2, sharey=True), zip(groups.values(), bars, strict=True), strict=True
         ):
+            axes = fig.add_subplot(where)
             record = Recording(runs / some[0]["name"])
             errors = some[0]["methods"]["uncal"]["local"]["ece_by_client"]
             worst = record.names[int(np.nanargmax(np.array(errors, float)))]

@@ -11,18 +11,10 @@ from fedcal.config import Config
 from fedcal.experiments.plan import BETAS, paper_cells
 from fedcal.experiments.present import LABELS, Result, Table, by, figures, metric, over_seeds, write
 
-NAMES = (
-    "uncal",
-    "val-ts",
-    "ens",
-    "avg-t",
-    "lr-ts",
-    "fedcal",
-    "fedcal-no-wm",
-    "fedcal-small",
-    "fedcal-literal",
-    "fedcal-plus",
-)
+DASHES = {
+    "uncal": "-", "val-ts": "--", "ens": ":", "avg-t": "-.", "lr-ts": (0, (1, 3)), "fedcal": "-", "fedcal-no-wm": "--",
+    "fedcal-small": ":", "fedcal-literal": "-.", "fedcal-plus": "-",
+}  # fmt: skip
 PANELS = (
     ("own", "ece", "mean local ECE, %"),
     ("own", "worst_ece", "worst local ECE, %"),
@@ -58,7 +50,8 @@ def present(results: Sequence[Result], out: Path) -> None:
 
     with styled:
         fig = Figure(figsize=(9, 3.2), layout="constrained")
-        for axes, (kind, key, title) in zip(fig.subplots(1, 3), PANELS, strict=True):
+        panels = fig.subplots(1, 3)
+        for axes, (kind, key, title) in zip(panels, PANELS, strict=True):
             for name, dash in DASHES.items():
                 if (key, kind, name) in lines:
                     ours, family = name == "fedcal-plus", name.startswith("fedcal")
@@ -67,5 +60,5 @@ def present(results: Sequence[Result], out: Path) -> None:
                     axes.plot(x, lines[key, kind, name], **how, label=LABELS[name])
             axes.set(title=title, xlabel="−log β", yscale="log")
             axes.yaxis.set_major_formatter("{x:g}")
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
         save(fig, out / "figure4.png")
