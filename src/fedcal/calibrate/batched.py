@@ -22,7 +22,7 @@ from fedcal.calibrate.scalers import Params, unflatten
 from fedcal.calibrate.stream import Samples
 from fedcal.seeds import torch_rng
 
-ROWS = 1 << 18  # samples in a stack, filled up: what is gained from larger ones is lost in filling up
+ROWS = {"cpu": 1 << 12, "cuda": 1 << 18}  # samples in a stack: what fits a core's cache, or fills a GPU
 
 
 def calibration_rounds(
@@ -79,7 +79,7 @@ def train_scalers(
     ready.sort(key=lambda i: len(samples[i][1]))
     while ready:  # like sizes together, the largest first
         longest = len(samples[ready[-1]][1])
-        count = max(1, ROWS // longest)
+        count = max(1, ROWS[torch.device(device).type] // longest)
         ready, some = ready[:-count], ready[-count:]
         fits = _train_stack([starts[i] for i in some], apply, [samples[i] for i in some], how, device)
         for i, fit in zip(some, fits, strict=True):

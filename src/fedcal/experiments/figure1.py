@@ -13,9 +13,10 @@ __all__ = ["cells", "present"]
 
 def present(results: Sequence[Result], out: Path) -> None:
     """figure1.{json,md,tex,png}."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from fedcal.report.figures import ACCENT, GAP, MUTED, save, styled
+    from fedcal.report.figures import ACCENT, GAP, MUTED, STYLE, save
 
     rows, drawn = [], {}
     for (data, model, algorithm, beta), some in by(results, "data", "model", "algorithm", "beta").items():
@@ -28,7 +29,7 @@ def present(results: Sequence[Result], out: Path) -> None:
         out, "figure1", {"cells": figures(results)}, [Table("FedAvg, 10 clients, and centralised learning", head, rows)]
     )
 
-    with styled:
+    with rc_context(STYLE):
         sets = list(dict.fromkeys(data for data, _, _ in drawn))
         fig = Figure(figsize=(2.9 * len(sets), 4.2), layout="constrained")
         for column, data in zip(fig.subplots(2, len(sets), squeeze=False, sharex=True).T, sets, strict=True):

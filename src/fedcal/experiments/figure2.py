@@ -17,9 +17,10 @@ __all__ = ["cells", "present"]
 
 def present(results: Sequence[Result], out: Path, runs: Path) -> None:
     """figure2.{json,md,tex,png}; the reliability diagrams are of the first seed, of the client of highest ECE."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from fedcal.report.figures import ACCENT, GAP, MUTED, save, styled
+    from fedcal.report.figures import ACCENT, GAP, MUTED, STYLE, save
 
     groups = by(results, "partition")
     rows, bars = [], {}
@@ -39,7 +40,7 @@ def present(results: Sequence[Result], out: Path, runs: Path) -> None:
         [Table("MNIST, MLP, 5 clients: ECE in %, mean over seeds", head, rows)],
     )
 
-    with styled:
+    with rc_context(STYLE):
         fig = Figure(figsize=(6, 5.2), layout="constrained")
         grid = fig.add_gridspec(2, 2)
         axes = fig.add_subplot(grid[0, :])
@@ -48,9 +49,7 @@ def present(results: Sequence[Result], out: Path, runs: Path) -> None:
             axes.bar(at, [*means, server.mean], 0.38, yerr=[*stds, server.std], color=colour, label=kind)
         axes.set(ylabel="ECE, %", xticks=range(6), xticklabels=[*(f"client {c + 1}" for c in range(5)), "server"])
         axes.legend()
-        for axes, (some, kind) in zip(
-            bottom.subplots(1, 2, sharey=True), zip(groups.values(), bars, strict=True), strict=True
-        ):
+        for where, some, kind in zip((grid[1, 0], grid[1, 1]), groups.values(), bars, strict=True):
             axes = fig.add_subplot(where)
             record = Recording(runs / some[0]["name"])
             errors = some[0]["methods"]["uncal"]["local"]["ece_by_client"]

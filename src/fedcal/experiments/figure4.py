@@ -31,9 +31,10 @@ def cells(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
 
 def present(results: Sequence[Result], out: Path) -> None:
     """figure4.{json,md,tex,png}. Local errors are with each client's own scaler, as the paper's."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from fedcal.report.figures import ACCENT, GAP, MUTED, save, styled
+    from fedcal.report.figures import ACCENT, GAP, MUTED, STYLE, save
 
     groups = dict(sorted(by(results, "beta").items(), reverse=True))
     x = [-np.log(beta) for (beta,) in groups]
@@ -48,7 +49,7 @@ def present(results: Sequence[Result], out: Path) -> None:
         tables.append(Table(f"MNIST, CNN: {title}", ["method", *(f"β={beta:g}" for (beta,) in groups)], rows))
     write(out, "figure4", {"cells": figures(results)}, tables)
 
-    with styled:
+    with rc_context(STYLE):
         fig = Figure(figsize=(9, 3.2), layout="constrained")
         panels = fig.subplots(1, 3)
         for axes, (kind, key, title) in zip(panels, PANELS, strict=True):
