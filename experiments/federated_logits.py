@@ -2,7 +2,7 @@
 
     python experiments/federated_logits.py FILE.npz … [--method fedcal-plus …] [--out FILE.json]
 
-The files are as federations.py writes them: cal_logits, cal_labels, cal_client, test_logits, test_labels, test_client.
+Each file holds a federation: cal_logits, cal_labels, cal_client, test_logits, test_labels, test_client.
 Scalers are fitted on the clients' calibration splits; the whole test set is used once, to measure. `NAME keep` stands for
 `accuracy="keep"`.
 """

@@ -2,7 +2,7 @@
 
 Each client's calibration split is cut: two thirds to fit on, one third to judge by. Test sets stay closed.
 
-    python experiments/readings_post_hoc.py FILE.npz … --out FILE.json        (files as federations.py writes them)
+    python experiments/readings_post_hoc.py FILE.npz … --out FILE.json        (files as in federated_logits.py)
 """
 
 from __future__ import annotations
