@@ -97,7 +97,7 @@ def test_the_pooled_fit_is_the_minimum_of_the_penalised_likelihood(name, family,
     """Against scipy's optimiser on the same objective, started elsewhere."""
     logits, labels = skewed(800, 4)
     fitted = fedcal.calibrate([(logits, labels)], name)
-    clients = Clients(4, 800, torch.bincount(labels).double(), 1.0, True)
+    clients = Clients(4, 800, torch.bincount(labels).double(), 1.0, 1.0, True)
     base = {
         "temperature": torch.ones(1, dtype=torch.float64),
         "bias": fedcal.calibrate([(logits, labels)], "fed-bias").params["bias"],
