@@ -1,5 +1,8 @@
 """Heart disease, one hospital left out: train and calibrate at three, serve the fourth.
 
+Ten seeds, CPU, commit 77571a4: a temperature takes the ECE from 18–28 to 8–13 %; labels of the fourth help, its unlabelled
+patients may harm (docs/exact.md has the table).
+
     python experiments/hospitals.py [--seeds 10] [--out experiments/results/hospitals.json]
 
 A federation of three hospitals (FedAvg, `fedcal run --data heart`'s setup, but 30 % of the patients held out to calibrate on)

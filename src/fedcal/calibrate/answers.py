@@ -44,7 +44,8 @@ class Site:
     """One client's samples. They are read, and what answers need of them is worked out, when that is first asked for."""
 
     def __init__(self, read: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        self._read, self._parts = read, {}
+        self._read = read
+        self._latest: tuple[tuple[float, bool], Part] | None = None
 
     @cached_property
     def _samples(self) -> tuple[Tensor, Tensor]:
@@ -59,11 +60,11 @@ class Site:
         return self._samples[1]
 
     def part(self, share: float = 1.0, folded: bool = True) -> Part:
-        """That share of the samples; in the order of their folds, if these are asked about."""
+        """That share of the samples, in the order of their folds if these are asked about; the latest one is kept."""
         key = share, folded
-        if key not in self._parts:
-            self._parts[key] = Part(self.logits, self.labels, share, folded)
-        return self._parts[key]
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, Part(self.logits, self.labels, share, folded)
+        return self._latest[1]
 
 
 class Part:
@@ -76,8 +77,13 @@ class Part:
             fold = folds(centre(logits), labels)
             rows = fold.argsort(stable=True) if rows is None else rows[fold[rows].argsort(stable=True)]
             self.sizes = fold[rows].bincount(minlength=FOLDS).tolist()
-        self.logits, self.y = (logits, labels) if rows is None else (logits[rows], labels[rows])
+        self._logits, self._rows = logits, rows
+        self.y = labels if rows is None else labels[rows]
         self.watched: tuple[Params, tuple[Tensor, Tensor, Tensor]] | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        return self._logits if self._rows is None else self._logits[self._rows]
 
     @cached_property
     def z(self) -> Tensor:

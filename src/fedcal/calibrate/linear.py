@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcal.calibrate.fit import BLOCK
+
 Array = NDArray[Any]
 
 add, highest = np.add.reduce, np.maximum.reduce  # .sum() and .max() without the detour
-BLOCK = 1 << 16  # logits handled at once: what fits a core's cache
 FAMILIES = ("temperature", "bias", "vector", "matrix")
 
 
