@@ -5,6 +5,7 @@ Every function returns tensors, and raises `FedCalError` with one line that name
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
@@ -52,6 +53,8 @@ def check_matrix(values: Any, what: str) -> Tensor:
 def check_logits(values: Any, what: str = "logits") -> Tensor:
     """(N, K) finite numbers."""
     logits = check_matrix(values, what)
+    if math.isfinite(float(logits.sum())):  # one NaN or infinity would show
+        return logits
     bad = (~torch.isfinite(logits)).any(dim=1)
     if bad.any():
         row = int(bad.nonzero()[0])
@@ -95,8 +98,9 @@ def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "label
     labels = labels.long()
     if len(labels) != n_samples:
         raise FedCalError(f"{len(labels)} {what} for {n_samples} rows: they must be as many")
-    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < n_classes):
-        worst = int(labels.max()) if int(labels.max()) >= n_classes else int(labels.min())
+    low, high = (int(x) for x in torch.aminmax(labels)) if len(labels) else (0, 0)
+    if low < 0 or high >= n_classes:
+        worst = high if high >= n_classes else low
         raise FedCalError(f"{what} must lie in 0..{n_classes - 1}: found {worst}")
     return labels
 

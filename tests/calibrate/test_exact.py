@@ -1,5 +1,8 @@
 """Exact federated fits: whoever holds which sample, the fit is the pooled one; and the pooled one is right."""
 
+from contextlib import suppress
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -97,7 +100,7 @@ def test_the_pooled_fit_is_the_minimum_of_the_penalised_likelihood(name, family,
     """Against scipy's optimiser on the same objective, started elsewhere."""
     logits, labels = skewed(800, 4)
     fitted = fedcal.calibrate([(logits, labels)], name)
-    clients = Clients(4, 800, torch.bincount(labels).double(), 1.0, True)
+    clients = Clients(4, 800, torch.bincount(labels).double(), 1.0, 1.0, True)
     base = {
         "temperature": torch.ones(1, dtype=torch.float64),
         "bias": fedcal.calibrate([(logits, labels)], "fed-bias").params["bias"],
@@ -177,6 +180,23 @@ def test_every_answer_is_a_sum_of_constant_size():
         fitted = fedcal.calibrate(dealt(*skewed(n, 4), 5), "fedcal-plus")
         sizes[n] = fitted.bytes_up
     assert sizes[300] == sizes[3000]
+
+
+@pytest.mark.parametrize("accuracy", ["improve", "keep"])
+def test_answers_do_not_depend_on_the_order_of_a_question(accuracy):
+    """Files give a question's tensors back in another order."""
+    (logits, labels), rng = skewed(900, 4), torch.Generator()
+    method = replace(METHODS["fedcal-plus"], accuracy=accuracy)
+    program, own = method.program(4), {}
+    question = next(program)
+    with suppress(StopIteration):
+        while True:
+            update = method.client(question, own, logits, labels, rng)
+            again = method.client(dict(reversed(question.items())), own, logits, labels, rng)
+            assert set(update.content) == set(again.content)
+            for name, value in update.content.items():
+                assert torch.equal(value, again.content[name]), name
+            own, question = update.own, program.send(update.content)
 
 
 def test_keep_leaves_the_order_alone_and_improve_may_move_it():

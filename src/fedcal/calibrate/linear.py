@@ -12,9 +12,19 @@ pooled ones, whoever holds which sample.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcal.calibrate.fit import BLOCK
+
+Array = NDArray[Any]
+
+add, highest = np.add.reduce, np.maximum.reduce  # .sum() and .max() without the detour
 FAMILIES = ("temperature", "bias", "vector", "matrix")
 
 
@@ -52,47 +62,96 @@ def widen(family: str, t: Tensor, k: int) -> Tensor:
 
 
 def linear_sums(family: str, t: Tensor, z: Tensor, y: Tensor, hessian: bool = True) -> dict[str, Tensor]:
-    """A client's half: the summed NLL of `apply_linear(family, t, z)`, its gradient and, if asked for, its Hessian."""
-    u = apply_linear(family, t, z)
-    log_p = u.log_softmax(dim=1)
-    p = log_p.exp()
-    out = {"loss": -log_p.gather(1, y[:, None]).sum()}
-    residual = p.scatter_add(1, y[:, None], torch.full_like(p[:, :1], -1.0))  # p − onehot(y)
-    expected = (z * p).sum(1)
-    if family == "temperature":
-        out["grad"] = (z * residual).sum().view(1)
-        if hessian:
-            out["hess"] = ((z * z * p).sum() - expected.dot(expected)).view(1, 1)
-    elif family == "bias":
-        out["grad"] = torch.cat([(z * residual).sum().view(1), residual.sum(0)])
-        if hessian:
-            corner = ((z * z * p).sum() - expected.dot(expected)).view(1, 1)
-            edge = (p * (z - expected[:, None])).sum(0, keepdim=True)
-            out["hess"] = torch.cat([torch.cat([corner, edge], 1), torch.cat([edge.T, _covariance(p, p, p)], 1)])
-    elif family == "vector":
-        out["grad"] = torch.cat([(z * residual).sum(0), residual.sum(0)])
-        if hessian:
-            zp = z * p
-            across = _covariance(zp, p, zp)
-            top = torch.cat([_covariance(zp, zp, z * zp), across], 1)
-            out["hess"] = torch.cat([top, torch.cat([across.T, _covariance(p, p, p)], 1)])
+    """A client's half: the summed NLL of `apply_linear(family, t, z)`, its gradient and, if asked for, its Hessian.
+
+    In NumPy: at a client's few hundred samples, torch's calls cost more than the arithmetic.
+    """
+    at, columns, labels = t.numpy(), z.numpy().T, y.numpy()
+    rows = max(1, BLOCK // len(columns))
+    whole = _block_sums(family, at, columns[:, :rows], labels[:rows], hessian)
+    for start in range(rows, len(labels), rows):
+        block = slice(start, start + rows)
+        sums = _block_sums(family, at, columns[:, block], labels[block], hessian)
+        whole = {name: whole[name] + value for name, value in sums.items()}
+    return {name: torch.from_numpy(value) for name, value in whole.items()}
+
+
+def _block_sums(family: str, t: Array, z: Array, y: Array, hessian: bool) -> dict[str, Array]:
+    """The same with classes first: sums over a handful of classes then run along contiguous samples."""
+    (k, n), z = z.shape, np.ascontiguousarray(z)
+    scales = k if family == "vector" else 1
+    mean = np.empty((scales + k, n))  # the logits' derivatives under p: z_k p_k (or their sum) by scales, p_k by shifts
+    p, shift = mean[scales:], t[scales:]
+    if family == "matrix":
+        w = t.reshape(k, k + 1)
+        shift = w[:, k]
+        np.matmul(w[:, :k], z, out=p)
     else:
-        x = torch.nn.functional.pad(z, (0, 1), value=1.0)
-        out["grad"] = (residual.T @ x).flatten()
+        np.multiply(t[:scales, None], z, out=p)
+    if family != "temperature":
+        p += shift[:, None]
+    p -= highest(p, axis=0)
+    label = y, np.arange(n)
+    of_label = add(p[label])
+    torch.from_numpy(p).exp_()  # twice as fast as NumPy's
+    total = add(p, axis=0)
+    p /= total
+    sums = {"loss": np.asarray(add(np.log(total)) - of_label)}
+    if family == "matrix":
+        x = np.concatenate([z, np.ones((1, n))])
         if hessian:
-            k, width = z.shape[1], z.shape[1] + 1
-            jacobian = (p[:, :, None] * x[:, None, :]).reshape(len(z), k * width)
-            hess = -(jacobian.T @ jacobian)
-            for c in range(k):
-                block = slice(c * width, (c + 1) * width)
-                hess[block, block] += x.T @ (p[:, c, None] * x)
-            out["hess"] = hess
-    return out
+            sums["hess"] = _matrix_hessian(p, x)
+        p[label] -= 1
+        return sums | {"grad": (p @ x.T).ravel()}
+    zp = np.multiply(z, p, out=mean[:k] if family == "vector" else None)
+    by_scale, by_shift = add(zp, axis=1), add(p, axis=1)
+    if hessian:
+        square = add(zp * z, axis=1)
+        if family != "vector":
+            add(zp, axis=0, out=mean[0])
+        sums["hess"] = _hessian(family, mean[:1] if family == "temperature" else mean, square, by_scale, by_shift)
+    by_scale -= np.bincount(y, z[label], k)
+    by_shift -= np.bincount(y, minlength=k)
+    scale = by_scale if family == "vector" else add(by_scale, keepdims=True)
+    sums["grad"] = scale if family == "temperature" else np.concatenate([scale, by_shift])
+    return sums
 
 
-def _covariance(a: Tensor, b: Tensor, diagonal: Tensor) -> Tensor:
-    """diag(Σ diagonal) − aᵀ b."""
-    return torch.diag(diagonal.sum(0)) - a.T @ b
+def _hessian(family: str, mean: Array, square: Array, by_scale: Array, by_shift: Array) -> Array:
+    """Σ (E[d dᵀ] − E[d] E[d]ᵀ): `mean` is E[d], and the others, sums of z_k² p_k, z_k p_k and p_k, make up E[d dᵀ]."""
+    hess, size, k = -(mean @ mean.T), len(mean), len(square)
+    flat = hess.ravel()  # a view, in which diagonals have the stride size + 1
+    if family == "vector":
+        flat[:: size + 1] += np.concatenate([square, by_shift])
+        flat[k : k * size : size + 1] += by_scale
+        flat[k * size :: size + 1] += by_scale
+        return hess
+    flat[0] += add(square)
+    if family == "bias":
+        flat[size + 1 :: size + 1] += by_shift
+        hess[0, 1:] += by_scale
+        hess[1:, 0] += by_scale
+    return hess
+
+
+def _matrix_hessian(p: Array, x: Array) -> Array:
+    """Σ (p_c δ_cd − p_c p_d) x_i x_j: each pair of classes, and of inputs, is worked out once."""
+    k, width = len(p), len(x)
+    (c, d, classes), (i, j, inputs) = _pairs(k), _pairs(width)
+    of_classes = p[c] * p[d]
+    of_classes[classes.diagonal()] -= p
+    packed = of_classes @ -(x[i] * x[j]).T
+    whole = packed[classes[:, None, :, None], inputs[None, :, None, :]]  # (class, input, class, input)
+    return whole.reshape(k * width, k * width)
+
+
+@cache
+def _pairs(n: int) -> tuple[Array, Array, Array]:
+    """The first and the second of each unordered pair of n things, and the pair's number by (first, second)."""
+    first, second = np.triu_indices(n)
+    number = np.empty((n, n), np.int64)
+    number[first, second] = number[second, first] = np.arange(len(first))
+    return first, second, number
 
 
 def curvature_sums(t: Tensor, z: Tensor) -> Tensor:

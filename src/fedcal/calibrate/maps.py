@@ -149,27 +149,14 @@ def lift(u: Tensor, v: Tensor) -> Tensor:
     return moved
 
 
-def lift_by_temperature(u: Tensor, v: Tensor, steps: int = 40) -> Tensor:
+def lift_by_temperature(u: Tensor, v: Tensor, steps: int = 12) -> Tensor:
     """Give each row's top label the log-odds v by a temperature for that row: t ↦ log-odds is rising and concave, so
     that Newton from the left never overshoots. A top label of K cannot have less than 1/K."""
-    label = u.argmax(dim=1, keepdim=True)
+    label, k = u.argmax(dim=1, keepdim=True), u.shape[1]
     rest = (u - u.gather(1, label)).scatter(1, label, -math.inf)
-    finite = rest.masked_fill(rest == -math.inf, 0.0)
-    v = v.clamp_min(-math.log(u.shape[1] - 1) + 1e-2)
-    if torch.compiler.is_compiling():
-        return u * _temperature_in_graph(rest, finite, v[:, None])
-    t = torch.full_like(v, 1e-3)
-    for _ in range(steps):
-        log_weights = torch.where(rest == -math.inf, rest, t[:, None] * finite)
-        total = log_weights.logsumexp(dim=1)
-        slope = -(torch.exp(log_weights - total[:, None]) * finite).sum(1)
-        t = (t + (v + total) / slope.clamp_min(1e-12)).clamp(1e-3, 1e6)
-    return u * t[:, None]
-
-
-def _temperature_in_graph(rest: Tensor, finite: Tensor, v: Tensor, steps: int = 12) -> Tensor:
-    """The same root where loops are unrolled: fewer and plainer steps, from two bounds of the curve, both on the left."""
-    k, gap = rest.shape[1], -rest.amax(dim=1, keepdim=True)
+    finite, gap = rest.masked_fill(rest == -math.inf, 0.0), -rest.amax(dim=1, keepdim=True)
+    v = v.clamp_min(-math.log(k - 1) + 1e-2)[:, None]
+    # It starts from two bounds of the curve, both on the left: the second class alone, and all of them at their mean.
     mean = -finite.sum(1, keepdim=True) / (k - 1)
     t = torch.maximum(v / gap.clamp_min(1e-12), (v + math.log(k - 1)) / mean.clamp_min(1e-12)).clamp(1e-3, 1e6)
     below = rest + gap
@@ -177,4 +164,4 @@ def _temperature_in_graph(rest: Tensor, finite: Tensor, v: Tensor, steps: int = 
         weights = torch.exp(t * below)
         total, slope = weights.sum(1, keepdim=True), -(weights * finite).sum(1, keepdim=True)
         t = (t + (v - t * gap + total.log()) * total / slope.clamp_min(1e-12)).clamp(1e-3, 1e6)
-    return t
+    return u * t

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
+from fedcal.calibrate.answers import Site
 from fedcal.calibrate.methods import Method, Update, get_method
 from fedcal.calibrate.methods.method import Additive, Averaged, Total, n_bytes
 from fedcal.calibrate.scalers import Params
@@ -18,8 +19,6 @@ from fedcal.calibrate.stream import Samples, Stream, check_client, check_pair
 from fedcal.checks import check_labels, check_logits, check_value, check_whole
 from fedcal.errors import FedCalError, unknown
 from fedcal.seeds import torch_rng
-
-NOTHING: Samples = torch.empty(0, 2), torch.empty(0, dtype=torch.int64)
 
 
 @dataclass
@@ -32,6 +31,7 @@ class Calibration:
     latest: dict[str, Update] = field(default_factory=dict)  # what the server remembers if it averages latest words
     program: Program | None = None  # an additive method's server, waiting for the answer to its question
     question: Params = field(default_factory=dict)
+    sites: dict[str, Site] = field(default_factory=dict)  # its clients' samples, while it asks
     part: list[str] | None = None  # the clients that have something to say about a share of the samples, once known
     rounds: int = 0
     bytes_up: int = 0  # a client's largest message up and down so far, and all of them together
@@ -83,64 +83,90 @@ def begin(method: Method, n_classes: int, seed: int) -> Calibration:
         state.params = method.init(n_classes, torch_rng(seed, "scaler"))
     elif isinstance(method, Additive):
         state.program = method.program(n_classes)
-        state.question = plain(next(state.program))
+        state.question = as_sent(next(state.program))
     return state
 
 
 def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: int) -> None:
-    """One round: each client's half on its samples, then the server's. Clients without samples sit out.
-
-    Clients are read one after the other. What they send to an additive method is added up at once and never held.
-    """
-    method, updates, whole = state.method, {}, Total()
-    sent = state.question if isinstance(method, Additive) else state.params
-    names = state.part if "share" in sent and state.part is not None else samples
-    spoke, up, rng = [], 0, torch_rng(seed, "scaler", state.rounds)
-    for name in names:
-        own = state.own.get(name, {})
-        recalls = method.recalls(sent, own)
-        logits, labels = NOTHING if recalls else samples[name]
-        if not len(labels) and not recalls:
-            continue
-        if not isinstance(method, Additive):  # those draw nothing
+    """One round: each client's half on its samples, then the server's. Clients without samples sit out."""
+    if isinstance(state.method, Additive):
+        _additive_round(state, state.method, samples)
+        return
+    method, updates = state.method, {}
+    for name in samples:
+        logits, labels = samples[name]
+        if len(labels):
             rng = torch_rng(seed, "scaler", state.rounds, name)
-        update = method.client(sent, own, logits, labels, rng)
+            updates[name] = method.client(state.params, state.own.get(name, {}), logits, labels, rng)
+    for name, update in updates.items():
         state.own[name] = update.own
         state.notes.update(update.notes)
-        state.updates += 1
-        up = max(up, n_bytes(update.content))
-        if isinstance(method, Additive):
-            whole.add(update.content)
-        else:
-            updates[name] = update
-        if update.content or "share" not in sent:
-            spoke.append(name)
     state.rounds += 1
-    if not spoke:
-        return
-    down = n_bytes(sent)
+    if updates:
+        _count(state, len(updates), max(n_bytes(update.content) for update in updates.values()), n_bytes(state.params))
+        if isinstance(method, Averaged):
+            if method.average == "latest":
+                state.latest.update(updates)
+                updates = dict(sorted(state.latest.items()))
+            state.params = method.server(state.params, list(updates.values()))
+
+
+def _additive_round(state: Calibration, method: Additive, samples: Mapping[str, Samples]) -> None:
+    """Clients are read one after the other. What they send is added up at once and never held.
+
+    Of streamed clients, only those are kept that answer about a share of the samples: they are few.
+    """
+    question, whole, up, spoke = state.question, Total(), 0, []
+    keep = "share" in question or not isinstance(samples, Stream)
+    for name in state.part if "share" in question and state.part is not None else samples:
+        own, site = state.own.get(name, {}), _site(state, samples, name)
+        if not own and not site.labels.shape[0]:  # who has kept something had samples: no need to look
+            continue
+        update = method.respond(question, own, site)
+        state.own[name] = update.own
+        if update.content or "share" not in question:
+            whole.add(update.content)
+            up = max(up, n_bytes(update.content))
+            spoke.append(name)
+            if keep:
+                state.sites[name] = site
+    state.rounds += 1
+    if "share" in question:
+        state.part = spoke
+    if spoke:
+        _count(state, len(spoke), up, n_bytes(question))
+        advance(state, whole.sums())
+    if state.done:
+        _settle(state, samples)
+
+
+def _site(state: Calibration, samples: Mapping[str, Samples], name: str) -> Site:
+    """The client's samples as they were kept, if they are still the same, or to be read when they are needed."""
+    site = state.sites.get(name)
+    if site and (isinstance(samples, Stream) or site.logits is samples[name][0]):
+        return site
+    return Site(lambda: samples[name])
+
+
+def _count(state: Calibration, updates: int, up: int, down: int) -> None:
+    """A round in the books: how many clients spoke, and the largest message each way."""
+    state.updates += updates
     state.bytes_up, state.bytes_down = max(state.bytes_up, up), max(state.bytes_down, down)
     state.total_up, state.total_down = state.total_up + up, state.total_down + down
-    if "share" in sent:
-        state.part = spoke
-    if isinstance(method, Averaged):
-        if method.average == "latest":
-            state.latest.update(updates)
-            updates = dict(sorted(state.latest.items()))
-        state.params = method.server(state.params, list(updates.values()))
-    else:
-        advance(state, whole.sums())
-        if state.done:
-            _settle(state, samples)
 
 
 def advance(state: Calibration, sums: Params) -> None:
     """The server's half of an additive method: the answers added up, and what the program makes of them."""
     assert state.program is not None
     try:
-        state.question = plain(state.program.send(plain(sums)))
+        state.question = as_sent(state.program.send(plain(sums)))
     except StopIteration as finished:
         state.params, state.program, state.question = plain(finished.value), None, {}
+
+
+def as_sent(question: Params) -> Params:
+    """`plain`, and in the order of a file."""
+    return dict(sorted(plain(question).items()))
 
 
 def plain(params: Params) -> Params:
@@ -150,6 +176,7 @@ def plain(params: Params) -> Params:
 
 def _settle(state: Calibration, samples: Mapping[str, Samples]) -> None:
     """After an additive method's last round: what each client makes of the final params for itself."""
+    state.sites.clear()
     if isinstance(samples, Stream):
         state.own.clear()
     for name, own in state.own.items():
@@ -201,7 +228,7 @@ def check_method(name: Any, options: dict[str, Any]) -> Method:
     if not isinstance(name, str):
         raise FedCalError(f"method must be a name (see `fedcal methods`), not {name!r}")
     method = get_method(name, **options)
-    hints = get_type_hints(type(method))
+    hints = get_type_hints(type(method)) if options else {}
     for option, value in options.items():
         try:
             check_value(option, value, hints[option], {"low": 1} if hints[option] is int else {})

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcal.store import unnest
+
 Sums = dict[str, Tensor]
 Solver = Generator[Tensor, Sums, Tensor]
 Program = Generator[Sums, Sums, Any]  # yields questions (flat dicts), is sent the summed answers
@@ -35,14 +37,17 @@ class Prior:
     g: float = 0.0
     m: float = 1.0
 
+    def allows(self, t: Tensor) -> bool:
+        """Whether b > 0, where that is asked."""
+        return not self.g or float(t[0]) > 0
+
     def __call__(self, t: Tensor) -> tuple[float, Tensor, Tensor]:
-        """Value, gradient and the Hessian's diagonal; the value is infinite where b ≤ 0."""
+        """Value, gradient and the Hessian's diagonal, where it `allows` t."""
         off = t - self.mean
-        value, gradient, curvature = 0.5 * float(self.precision @ off.square()), self.precision * off, self.precision
+        gradient, curvature = self.precision * off, self.precision
+        value = 0.5 * float(gradient @ off)
         if self.g:
             b = float(t[0]) / self.m
-            if b <= 0:
-                return math.inf, gradient, curvature
             value += self.g * (b - 1 - math.log(b))
             gradient, curvature = gradient.clone(), curvature.clone()
             gradient[0] += self.g * (1 - 1 / b) / self.m
@@ -61,8 +66,9 @@ Step = Callable[[Tensor, Tensor, Tensor], Tensor]  # (Hessian, gradient, where) 
 def newton_step(hessian: Tensor, gradient: Tensor, _: Tensor) -> Tensor:
     """−H⁻¹ g, scaled to a unit diagonal first; flat directions (a class that nobody has) are left alone."""
     scale = hessian.diagonal().clamp_min(1e-300).sqrt()
-    eye = 1e-13 * torch.eye(len(gradient), dtype=gradient.dtype)
-    return -torch.linalg.solve(hessian / scale / scale[:, None] + eye, gradient / scale) / scale
+    scaled = hessian / scale / scale[:, None]
+    scaled.diagonal().add_(1e-13)
+    return -torch.linalg.solve(scaled, gradient / scale) / scale
 
 
 def newton(t: Tensor, prior: Prior, tol: float = 1e-10, step: Step = newton_step, max_rounds: int = 60) -> Solver:
@@ -79,12 +85,12 @@ def newton(t: Tensor, prior: Prior, tol: float = 1e-10, step: Step = newton_step
             move = step(hessian, gradient, t)
             promised = -float(gradient @ move)
             if promised - 0.5 * float(move @ hessian @ move) < tol:
-                return t + move if prior(t + move)[0] < math.inf else t
+                return t + move if prior.allows(t + move) else t
         else:
             scale *= 0.3
             if scale < 1e-6:
                 break
-        while prior(best + scale * move)[0] == math.inf:
+        while not prior.allows(best + scale * move):
             scale *= 0.5
         t = best + scale * move
     return best
@@ -138,17 +144,42 @@ def by_blocks(blocks: Tensor, precision: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def lockstep(question: str, solvers: dict[str, Solver]) -> Generator[Sums, Sums, dict[str, Tensor]]:
-    """Advance several solvers together: `{question/name: t}` goes out, `{question/name/loss: …}` comes back summed."""
-    asked = {name: next(solver) for name, solver in solvers.items()}
-    fitted: dict[str, Tensor] = {}
+    """Several solvers together: `{question/name: t}` goes out, `{question/name/loss: …}` comes back summed."""
+    programs = [_asking(f"{question}/{name}", solver) for name, solver in solvers.items()]
+    return dict(zip(solvers, (yield from together(*programs)), strict=True))
+
+
+def _asking(name: str, solver: Solver) -> Generator[Sums, Sums, Tensor]:
+    """A solver as a program."""
+    t = next(solver)
+    while True:
+        sums = yield {name: t}
+        try:
+            t = solver.send(unnest(name, sums))
+        except StopIteration as finished:
+            return finished.value
+
+
+def together(*programs: Program) -> Generator[Sums, Sums, list[Any]]:
+    """Programs side by side, their questions in one message as long as they have any: what each of them returns."""
+    asked, found = {i: next(program) for i, program in enumerate(programs)}, [None] * len(programs)
     while asked:
-        answers = yield {f"{question}/{name}": t for name, t in asked.items()}
-        for name in list(asked):
-            prefix = f"{question}/{name}/"
-            sums = {key[len(prefix) :]: value for key, value in answers.items() if key.startswith(prefix)}
+        sums = yield {name: value for question in asked.values() for name, value in question.items()}
+        for i in list(asked):
             try:
-                asked[name] = solvers[name].send(sums)
+                asked[i] = programs[i].send(sums)
             except StopIteration as finished:
-                fitted[name] = finished.value
-                del asked[name]
-    return fitted
+                found[i] = finished.value
+                del asked[i]
+    return found
+
+
+def saying(words: Sums, program: Program) -> Program:
+    """The program, with these words in its every question."""
+    question = next(program)
+    while True:
+        sums = yield {**words, **question}
+        try:
+            question = program.send(sums)
+        except StopIteration as finished:
+            return finished.value

@@ -13,10 +13,13 @@ from fedcal.calibrate.answers import ALL
 from fedcal.calibrate.folds import FOLDS
 from fedcal.calibrate.linear import FAMILIES, n_parameters, widen
 from fedcal.calibrate.scalers import Params
-from fedcal.calibrate.solve import Prior, Program, Sums, by_blocks, lbfgs, lockstep, newton
+from fedcal.calibrate.solve import Prior, Program, Sums, by_blocks, lbfgs, lockstep, newton, saying, together
 
 NEWTON_MAX = 300  # parameters up to which a Hessian is worth sending
-CHOOSING, FITTING = 1e-1, 1e-10  # nats of the whole summed loss: standard errors of a choice are some nats
+# Nats of the whole summed loss that a fit's last step may still gain. Newton squares what is left.
+FITTING = 1e-8
+TOWARDS = 1e-4  # of a fit that another one is shrunk towards
+CHOOSING = 1e-1  # of fits to choose among: standard errors of a choice are some nats
 PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples a bin at the identity
 RIDGES = {  # prior precisions in natural logit units, strong to weak
     "bias": (1e2, 1e1, 1.0, 0.1),
@@ -35,31 +38,26 @@ class Clients:
     n: float
     labels: Tensor  # (K,) how many samples of each class
     mode: float  # of 1/T: 1, or more where the logits are microscopic
+    begin: float  # a first guess of 1/T
     folds_filled: bool
     blocks: Tensor | None = None  # the matrix family's curvature, once asked for
     log: dict[str, float] = field(default_factory=dict)  # remarks for the report
 
 
-def start(k: int) -> Generator[Sums, Sums, Clients]:
-    """The first question: how much there is."""
-    sums = yield {"start": torch.zeros(0)}
-    n, squares = float(sums["n"]), float(sums["squares"])
+def start(k: int, folded: bool = False) -> Generator[Sums, Sums, Clients]:
+    """The first question: how much there is, and whether every fold has some of it."""
+    sums = yield {"start": torch.zeros(0), **({"folds": torch.zeros(0)} if folded else {})}
+    n, squares, agreement = (float(sums[name]) for name in ("n", "squares", "agreement"))
     rms = (squares / max(n * k, 1)) ** 0.5
     mode = 1 / rms if 0 < rms < 1 else 1.0
-    return Clients(k, n, sums["labels"], mode, bool((sums["folds"] > 0).all()))
+    # If logits were Gaussian, the true label's would lie b times their variance above the others' mean.
+    begin = k * agreement / squares if agreement > 1e-3 * squares else mode
+    return Clients(k, n, sums["labels"], mode, begin, folded and bool((sums["folds"] > 0).all()))
 
 
 def on_part(share: float, program: Program) -> Program:
     """The program, its every question about that share of the samples only."""
-    if share >= 1:
-        return (yield from program)
-    question = next(program)
-    while True:
-        sums = yield {**question, "share": torch.tensor(share, dtype=torch.float64)}
-        try:
-            question = program.send(sums)
-        except StopIteration as finished:
-            return finished.value
+    return saying({"share": torch.tensor(share, dtype=torch.float64)}, program) if share < 1 else program
 
 
 def prior_of(family: str, ridge: float, base: dict[str, Tensor], clients: Clients) -> tuple[Tensor, Prior]:
@@ -70,10 +68,10 @@ def prior_of(family: str, ridge: float, base: dict[str, Tensor], clients: Client
     """
     k = clients.k
     if family == "temperature":
-        one = torch.full((1,), clients.mode, dtype=torch.float64)
-        return one, Prior(one, torch.zeros(1, dtype=torch.float64), g=1.0, m=clients.mode)
+        begin, none = torch.tensor([clients.begin], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        return begin, Prior(begin, none, g=1.0, m=clients.mode)
     if family == "bias":
-        begin = widen("temperature", base["temperature"], k)
+        begin = widen("temperature", base.get("temperature", torch.tensor([clients.begin], dtype=torch.float64)), k)
         precision = torch.cat([torch.zeros(1), torch.full((k,), ridge)]).double()
         return begin, Prior(torch.zeros(k + 1, dtype=torch.float64), precision, g=1.0, m=clients.mode)
     before = next(f for f in reversed(FAMILIES) if f in base and FAMILIES.index(f) < FAMILIES.index(family))
@@ -116,10 +114,10 @@ def fit_linear(
     return (yield from lockstep(f"gradient/{family}", solvers))
 
 
-def score(candidates: dict[str, tuple[str, Fits]]) -> Generator[Sums, Sums, Sums]:
-    """Out-of-fold losses of several maps: name -> (family, parameters by fold)."""
+def score(*candidates: tuple[str, Fits]) -> Generator[Sums, Sums, Sums]:
+    """Out-of-fold losses of several maps: each a family, and its parameters by fold."""
     question = {
-        f"score/{name}/{family}/{fold}": t for name, (family, fits) in candidates.items() for fold, t in fits.items()
+        f"score/{i}/{family}/{fold}": t for i, (family, fits) in enumerate(candidates) for fold, t in fits.items()
     }
     return (yield question)
 
@@ -142,7 +140,7 @@ def choose_ridge(
     def attempt(ridge: float, near: float | None) -> Generator[Sums, Sums, float]:
         starts = tried[near][1] if near is not None else None
         fits = yield from fit_linear(family, ridge, base, clients, starts, CHOOSING)
-        sums = yield from score({"one": (family, fits)})
+        sums = yield from score((family, fits))
         tried[ridge] = float(sums["score/sum"][0]), fits
         return tried[ridge][0]
 
@@ -165,14 +163,7 @@ def fit_beta(watch: Params, folds: list[str], starts: Fits | None = None) -> Gen
     identity = torch.tensor(maps.IDENTITY, dtype=torch.float64)
     prior = Prior(identity, torch.ones(3, dtype=torch.float64))
     solvers = {fold: newton((starts or {}).get(fold, identity), prior, 1e-9, maps.beta_step) for fold in folds}
-    program = lockstep("beta", solvers)
-    question = next(program)
-    while True:
-        sums = yield {**watch, **question}
-        try:
-            question = program.send(sums)
-        except StopIteration as finished:
-            return finished.value
+    return (yield from saying(watch, lockstep("beta", solvers)))
 
 
 def histogram(watch: Params) -> Generator[Sums, Sums, Tensor]:
@@ -190,29 +181,26 @@ def choose_map(watch: Params, clients: Clients, share: float = 1.0) -> Generator
     """
     pseudo, beta, whole = yield from on_part(share, _compare_maps(watch, clients))
     if share < 1:
-        whole = (yield from histogram(watch)).sum(0)
-        if pseudo:
-            beta = (yield from fit_beta(watch, [ALL], {ALL: beta}))[ALL]
+        again = [histogram(watch), *([fit_beta(watch, [ALL], {ALL: beta})] if pseudo else [])]
+        counts, *betas = yield from together(*again)
+        whole, beta = counts.sum(0), betas[0][ALL] if betas else beta
     return ({"beta": beta, "hist": maps.hist_knots(whole, pseudo)} if pseudo else {}), whole
 
 
 def _compare_maps(watch: Params, clients: Clients) -> Generator[Sums, Sums, tuple[float, Tensor, Tensor]]:
     """The histogram map's pseudo-samples (0: better no map), the beta map, and the histogram."""
     folds = [str(f) for f in range(FOLDS)]
-    counts = yield from histogram(watch)
-    betas = yield from fit_beta(watch, [*folds, ALL])
+    counts, betas = yield from together(histogram(watch), fit_beta(watch, [*folds, ALL]))
     whole = counts.sum(0)
-    question: Params = dict(watch)
-    for pseudo in PSEUDO:
-        for f in folds:
-            knots = maps.hist_knots(whole - counts[int(f)], pseudo)
-            question |= {f"map/hist{pseudo:g}/{f}/hist": knots, f"map/mean{pseudo:g}/{f}/hist": knots}
-            question[f"map/mean{pseudo:g}/{f}/beta"] = betas[f]
+    question = watch | {f"map/beta/{f}": betas[f] for f in folds}
+    for i, pseudo in enumerate(PSEUDO):
+        question |= {f"map/hist{i}/{f}": maps.hist_knots(whole - counts[int(f)], pseudo) for f in folds}
     sums = yield question
-    names = list(dict.fromkeys(name.split("/")[1] for name in question if name.startswith("map/")))
-    loss = dict(zip(names, sums["map/sum"].tolist(), strict=False))
-    pseudo = min(PSEUDO, key=lambda p: loss[f"hist{p:g}"])
-    gain, error = paired(sums, "map", clients.n, len(names), names.index(f"mean{pseudo:g}"))
+    best = int(
+        sums["map/sum"][:-1:2].argmin()
+    )  # by the histogram maps alone; their means with the beta map lie between
+    pseudo = PSEUDO[best]
+    gain, error = paired(sums, "map", clients.n, -1, 2 * best + 1)
     clients.log |= {"map_gain": gain, "map_gain_error": error}
     if gain <= (0.0 if clients.n >= 300 else error):  # under 20 samples a bin, chance alone passes "better" too often
         pseudo = 0.0

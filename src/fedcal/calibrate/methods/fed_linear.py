@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from fedcal.calibrate.answers import ALL, answer
+from fedcal.calibrate.answers import ALL
 from fedcal.calibrate.linear import FAMILIES, apply_linear, centre
-from fedcal.calibrate.methods.method import Additive, Update
+from fedcal.calibrate.methods.method import Additive
 from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.solve import Program
-from fedcal.calibrate.stages import CHOOSING, FITTING, fit_linear, start
+from fedcal.calibrate.stages import FITTING, TOWARDS, fit_linear, start
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,10 @@ class FedLinear(Additive):
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)
         base: dict[str, Tensor] = {}
-        for family in dict.fromkeys(("temperature", "bias", self.family)):
-            ridge = self.ridge if family == self.family else FedLinear.ridge
-            tol = CHOOSING if family == "temperature" else FITTING  # that one is only where the next one starts
+        for family in dict.fromkeys(("bias", self.family)):
+            ridge, tol = (self.ridge, FITTING) if family == self.family else (FedLinear.ridge, TOWARDS)
             base[family] = (yield from fit_linear(family, ridge, {ALL: base}, clients, tol=tol))[ALL]
         return {self.family: base[self.family]}
-
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        return Update(answer(params, logits, labels), len(labels))
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return first_stage(params, logits)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fedcal.calibrate import maps
-from fedcal.calibrate.answers import ALL, answer
+from fedcal.calibrate.answers import ALL
 from fedcal.calibrate.methods.fed_linear import first_stage
-from fedcal.calibrate.methods.method import Additive, Update
+from fedcal.calibrate.methods.method import Additive
 from fedcal.calibrate.scalers import Params, keep_order
 from fedcal.calibrate.solve import Program
 from fedcal.calibrate.stages import fit_beta, fit_linear, histogram, start
@@ -38,9 +37,6 @@ class FedMap(Additive):
         else:
             found = {"hist": maps.hist_knots((yield from histogram(watch)).sum(0), self.pseudo)}
         return {"temperature": fits[ALL], **found}
-
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        return Update(answer(params, logits, labels), len(labels))
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         u = first_stage(params, logits)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate import scalers
+from fedcal.calibrate.answers import Site
 from fedcal.calibrate.fit import Adam
 from fedcal.calibrate.folds import folds
 from fedcal.calibrate.methods.method import Additive, Update
@@ -47,16 +48,17 @@ class FedOP(Additive):
             adam.step(torch.cat([sums[name].flatten() for name in net]) / sums["n"].clamp_min(1))
         return scalers.unflatten(best, net)
 
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+    def respond(self, question: Params, own: Params, site: Site) -> Update:
+        logits, labels = site.logits, site.labels
         held = folds(logits, labels) == 0
-        net = {name: value.clone().requires_grad_() for name, value in params.items()}
+        net = {name: value.clone().requires_grad_() for name, value in question.items()}
         with torch.enable_grad():  # whatever the caller's mode
             loss = _summed_nll(net, logits[~held].double(), labels[~held])
             gradients = torch.autograd.grad(loss, list(net.values()))
         with torch.no_grad():
-            stop_loss = _summed_nll(params, logits[held].double(), labels[held])
+            stop_loss = _summed_nll(question, logits[held].double(), labels[held])
         counts = {"n": (~held).sum().double(), "stop_n": held.sum().double(), "stop_loss": stop_loss}
-        return Update({**dict(zip(net, gradients, strict=True)), **counts}, len(labels))
+        return Update({**dict(zip(net, gradients, strict=True)), **counts})
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return scalers.order_preserving(params, logits, sorted_input=True)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate import scalers
-from fedcal.calibrate.answers import answer
 from fedcal.calibrate.fit import temperature_search
-from fedcal.calibrate.methods.method import Additive, Update
+from fedcal.calibrate.methods.method import Additive
 from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.solve import Program
 
@@ -30,9 +29,6 @@ class FedTS(Additive):
                 b = search.send((slope, curvature))
             except StopIteration as finished:
                 return {"temperature": torch.tensor(finished.value.temperature, dtype=torch.float64)}
-
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        return Update(answer(params, logits, labels), len(labels))
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return scalers.temperature(params, logits)

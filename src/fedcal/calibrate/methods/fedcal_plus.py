@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate import maps, prior_shift
-from fedcal.calibrate.answers import ALL, Site, answer
+from fedcal.calibrate.answers import ALL, Site
 from fedcal.calibrate.folds import FOLDS
 from fedcal.calibrate.linear import FAMILIES, centre
 from fedcal.calibrate.methods.fed_linear import first_stage
@@ -58,7 +58,7 @@ class FedCalPlus(Additive):
     informed: bool = True  # keep: let the best linear map speak for the confidence, though not for the order
 
     def program(self, n_classes: int) -> Program:
-        clients = yield from start(n_classes)
+        clients = yield from start(n_classes, folded=True)
         one_class = int((clients.labels > 0).sum()) < 2
         if clients.n < MIN_SAMPLES or one_class or not clients.folds_filled:
             fits = yield from fit_linear("temperature", 0.0, {ALL: {}}, clients)
@@ -68,44 +68,44 @@ class FedCalPlus(Additive):
             families = ()
         share = min(1.0, N_CHOOSE / clients.n)
         few = clients if share == 1 else (yield from on_part(share, start(n_classes)))
-        base, fitted = yield from choose_family(families, clients, few, share)
-        family, fits = next(reversed(base.items())), fitted
-        chosen = {family[0]: family[1]}
-        own_top = self.accuracy == "keep" and family[0] != "temperature"
+        base, fits = yield from choose_family(families, clients, few, share)
+        family = next(reversed(base))
+        own_top = self.accuracy == "keep" and family != "temperature"
+        if share < 1 and (own_top or family == "temperature"):  # so far it is that of the few
+            base |= {"temperature": (yield from fit_linear("temperature", 0.0, {ALL: {}}, clients))[ALL]}
+        chosen = {family: base[family]}
         kind = "watch-own" if own_top else "watch"
-        watch = {f"{kind}/{family[0]}/{fold}": t for fold, t in fits.items()}
+        watch = {f"{kind}/{family}/{fold}": t for fold, t in fits.items()}
         found, histogram = yield from choose_map(watch, few, share)
         if own_top:
             chosen["order"] = base["temperature"]  # the model's own order, at its own temperature
             chosen["least"] = _least(found, histogram, n_classes)
             return {**chosen, **found}
-        stage = {f"stage/{family[0]}/{fold}": t for fold, t in fits.items()}
+        stage = {f"stage/{family}/{fold}": t for fold, t in fits.items()}
         stage |= {f"stage-map/{name}": t for name, t in found.items()}
         local = yield from prior_shift.fit_prior_shift(stage, clients.labels)
         return {**chosen, **found, **local}
 
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        if "law" in params:
-            counts = torch.bincount(labels, minlength=logits.shape[1]).double()
-            return Update({"law/likelihood": prior_shift.counts_likelihood(counts, params["law"])}, len(labels))
-        if "shift/weights" in params:
-            return self._weigh(params, own, logits, labels)
-        return Update(answer(params, logits, labels), len(labels), own)
+    def respond(self, question: Params, own: Params, site: Site) -> Update:
+        if "law" in question:
+            counts = torch.bincount(site.labels, minlength=site.logits.shape[1]).double()
+            found = {"law/likelihood": prior_shift.counts_likelihood(counts, question["law"])}
+            return Update(found, own=own)
+        if "shift/weights" in question:
+            return self._weigh(question, own, site)
+        return super().respond(question, own, site)
 
-    def recalls(self, params: Params, own: Params) -> bool:
-        return "shift/weights" in params and "shift/law" not in params and "likelihood" in own
-
-    def _weigh(self, params: Params, own: Params, logits: Tensor, labels: Tensor) -> Update:
+    def _weigh(self, question: Params, own: Params, site: Site) -> Update:
         """The client's weights of the strengths; how likely each one makes its labels is worked out once, and kept."""
-        if "shift/law" in params:
-            site, family = Site(logits, labels), next(n.split("/")[1] for n in params if n.startswith("stage/"))
-            u = site.out_of_fold(family, unnest(f"stage/{family}", params))
-            u = _second_stage(u, unnest("stage-map", params))
-            likelihood = prior_shift.shift_likelihood(u, labels, params["shift/law"], params["shift/alpha"])
+        if "shift/law" in question:
+            part, family = site.part(), next(name.split("/")[1] for name in question if name.startswith("stage/"))
+            u = part.out_of_fold(family, unnest(f"stage/{family}", question))
+            u = _second_stage(u, unnest("stage-map", question))
+            likelihood = prior_shift.shift_likelihood(u, part.y, question["shift/law"], question["shift/alpha"])
             own = {"likelihood": likelihood}
-        weights = prior_shift.posterior(own["likelihood"], params["shift/weights"])
+        weights = prior_shift.posterior(own["likelihood"], question["shift/weights"])
         one = torch.ones((), dtype=torch.float64)
-        return Update({"shift/posterior": weights, "shift/n": one}, len(labels), own)
+        return Update({"shift/posterior": weights, "shift/n": one}, own=own)
 
     def personal(self, params: Params, own: Params, logits: Tensor, labels: Tensor | None) -> Params:
         """The shift to the client's own label law: from its labels, or estimated where it has none."""
@@ -136,12 +136,11 @@ def choose_family(
 ) -> Generator[Sums, Sums, tuple[dict[str, Tensor], Fits]]:
     """The chain of fits on all samples, up to the chosen family (its last entry), and that family's fits by fold.
 
-    `few` are the clients with a share of their samples, on which the family and its ridges are chosen.
+    `few` are the clients with a share of their samples, on which the family and its ridges are chosen; the chain's
+    temperature, from which nothing else follows, is theirs.
     """
     temperature, ridges, fits = yield from on_part(share, _compare_families(families, few))
     whole: dict[str, Tensor] = {"temperature": temperature}
-    if share < 1:
-        whole["temperature"] = (yield from fit_linear("temperature", 0.0, {ALL: {}}, clients, {ALL: temperature}))[ALL]
     for name in list(fits)[1:]:
         begin = {ALL: torch.stack([fits[name][str(f)] for f in range(FOLDS)]).mean(0)}
         whole[name] = (yield from fit_linear(name, ridges[name], {ALL: whole}, clients, begin, FITTING))[ALL]
@@ -161,7 +160,7 @@ def _compare_families(
         for fold in folds:
             base[fold][family] = fits[family][fold]
     names = list(fits)
-    sums = yield from score({name: (name, fits[name]) for name in names})
+    sums = yield from score(*fits.items())
     chosen = 0
     for j in range(1, len(names)):
         gain, error = paired(sums, "score", clients.n, chosen, j)

@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedcal.calibrate.answers import Site, answer
 from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.solve import Program
 
@@ -29,7 +30,7 @@ class Update:
     """What leaves a client (`content`, `n`), what stays there (`own`), and remarks for the log (`notes`)."""
 
     content: Params
-    n: int
+    n: int = 0  # samples, where the server weighs by them
     own: Params = field(default_factory=dict)  # the client's own scaler, for `apply`; empty: the global one serves
     notes: dict[str, float] = field(default_factory=dict)
 
@@ -60,10 +61,6 @@ class Method(ABC):
     def apply_own(self, params: Params, own: Params, logits: Tensor) -> Tensor:
         """Calibrated logits at a client: its own scaler if it has one, else the global one."""
         return self.apply(own or params, logits)
-
-    def recalls(self, params: Params, own: Params) -> bool:
-        """Whether a client's half can do with `own` alone: its samples need not be read again."""
-        return False
 
     def personal(self, params: Params, own: Params, logits: Tensor, labels: Tensor | None) -> Params:
         """What a client makes of the final params and its samples, for itself; also one that never took part (its `own`
@@ -99,6 +96,13 @@ class Additive(Method):
     @abstractmethod
     def program(self, n_classes: int) -> Program:
         """The server's half."""
+
+    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+        return self.respond(params, own, Site(lambda: (logits, labels)))
+
+    def respond(self, question: Params, own: Params, site: Site) -> Update:
+        """The client's half, which draws nothing: a site may be kept from one question to the next."""
+        return Update(answer(question, site), own=own)
 
 
 def mean(updates: list[Update], weighted: bool = False) -> Params:
@@ -151,4 +155,4 @@ def total(updates: list[Update]) -> Params:
 
 def n_bytes(params: Params) -> int:
     """The size of params on the wire."""
-    return sum(value.numel() * value.element_size() for value in params.values())
+    return sum(value.nbytes for value in params.values())
