@@ -16,8 +16,8 @@ from torch import Tensor
 from fedcal.calibrate.fit import Adam, Training
 from fedcal.calibrate.folds import folds
 from fedcal.calibrate.methods.fedcal import FedCal
-from fedcal.calibrate.methods.method import Update, n_bytes
-from fedcal.calibrate.rounds import Calibration
+from fedcal.calibrate.methods.method import Update
+from fedcal.calibrate.rounds import Calibration, hear
 from fedcal.calibrate.scalers import Params, unflatten
 from fedcal.calibrate.stream import Samples
 from fedcal.seeds import torch_rng
@@ -46,24 +46,7 @@ def calibration_rounds(
         for name, (_, labels) in mine.items():
             (params, steps), notes = next(results)
             updates[name] = Update(params, len(labels), params, {**notes, "steps": float(steps)})
-        _hear(state, method, updates)
-
-
-def _hear(state: Calibration, method: FedCal, updates: dict[str, Update]) -> None:
-    """The server's half of a round, and the books."""
-    for name, update in updates.items():
-        state.own[name] = update.own
-        state.notes.update(update.notes)
-    state.rounds += 1
-    state.updates += len(updates)
-    up, down = max((n_bytes(update.content) for update in updates.values()), default=0), n_bytes(state.params)
-    state.bytes_up, state.bytes_down = max(state.bytes_up, up), max(state.bytes_down, down)
-    state.total_up, state.total_down = state.total_up + up, state.total_down + down
-    if method.average == "latest":
-        state.latest.update(updates)
-        updates = dict(sorted(state.latest.items()))
-    if updates:
-        state.params = method.server(state.params, list(updates.values()))
+        hear(state, updates)
 
 
 def train_scalers(

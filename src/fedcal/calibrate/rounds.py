@@ -98,6 +98,12 @@ def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: 
         if len(labels):
             rng = torch_rng(seed, "scaler", state.rounds, name)
             updates[name] = method.client(state.params, state.own.get(name, {}), logits, labels, rng)
+    hear(state, updates)
+
+
+def hear(state: Calibration, updates: dict[str, Update]) -> None:
+    """The end of a round of a method that is not additive: what stays with the clients, the books, the server's half."""
+    method = state.method
     for name, update in updates.items():
         state.own[name] = update.own
         state.notes.update(update.notes)
