@@ -62,7 +62,10 @@ def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> 
     return max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)
 
 
-def breaking(node: str, how: Callable[[Message], Message | None], after: int = 0) -> Callable[[Message, Context], Any]:
+How = Callable[[Message, Message], Message | None]  # (asked, reply) -> what comes instead
+
+
+def breaking(node: str, how: How, after: int = 0) -> Callable[[Message, Context], Any]:
     """The app, but one node's replies go through `how` from its message number `after` on (counted from 0)."""
     seen = {"n": -1}
 
@@ -71,6 +74,6 @@ def breaking(node: str, how: Callable[[Message], Message | None], after: int = 0
         if context.node_config["name"] != node:
             return reply
         seen["n"] += 1
-        return how(reply) if seen["n"] >= after else reply
+        return how(message, reply) if seen["n"] >= after else reply
 
     return app

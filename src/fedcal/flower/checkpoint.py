@@ -9,6 +9,7 @@ Files are written whole or not at all. The folder is cleared when the run is don
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,9 @@ class Checkpoint:
         tensors, about = read_tensors(path)
         if any(about.get(key) != value for key, value in self._what().items()):
             raise FedCalError(f"{self.folder} is of another method or federation: delete it, or use another folder")
-        done, model = about["training"], to_record(unnest("model", tensors))
+        done, model = about["training"], to_record(_ordered(unnest("model", tensors), model))
         self._adopt(about)
-        c.state.params = unnest("scaler", tensors)
+        c.state.params = _ordered(unnest("scaler", tensors), c.state.params)
         restarts = [int(found.name.split("-")[1]) for found in self.folder.glob("round-*.safetensors")]
         c.restarts = max(restarts, default=0)
         while (path := self._round(c.restarts, c.fitted + 1)).exists():
@@ -62,7 +63,7 @@ class Checkpoint:
             if isinstance(c.method, Additive):
                 c.take(outcome)
             else:
-                c.state.params = outcome
+                c.state.params = _ordered(outcome, c.state.params)
             self._adopt(about)
         return done, model
 
@@ -90,3 +91,11 @@ class Checkpoint:
     def _adopt(self, about: dict[str, Any]) -> None:
         c = self.calibrator
         c.federation, c.state.rounds = about["federation"], about["rounds"]
+
+
+def _ordered(tensors: Params, like: Iterable[str]) -> Params:
+    """In the order that the app, or the method, gave them: a file sorts them."""
+    try:
+        return {name: tensors[name] for name in like}
+    except KeyError as missing:
+        raise FedCalError(f"the checkpoint has no {missing}: it is of another model; delete it") from None

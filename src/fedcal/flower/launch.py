@@ -31,7 +31,8 @@ from fedcal.flower import app as app_package
 from fedcal.flower.keys import write_certificates, write_node_key
 from fedcal.flower.task import method_of
 from fedcal.flower.warm import write_command
-from fedcal.store import write_bytes
+from fedcal.run import FILES
+from fedcal.store import write_bytes, write_json
 
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -56,6 +57,7 @@ class Plan:
     node_ports: list[int]
     insecure: bool
     options: dict[str, Any]  # of the strategy
+    entrance: str = ""  # where the nodes find the SuperLink, if not at its own address
 
     @property
     def flower(self) -> Path:
@@ -92,8 +94,8 @@ class Plan:
             f'partition-id={number} num-partitions={len(self.names)} name="{self.names[number]}" fedcal-state="{state}"'
         )
         command = [
-            "flower-supernode", "--superlink", self.address, "--host", HOST, "--port", str(self.node_ports[number]),
-            "--node-config", about,
+            "flower-supernode", "--superlink", self.entrance or self.address,
+            "--host", HOST, "--port", str(self.node_ports[number]), "--node-config", about,
         ]  # fmt: skip
         if self.insecure:
             return [*command, "--insecure"]
@@ -146,10 +148,9 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
-def prepare(plan: Plan) -> None:
-    """The files that the commands need: app, connection, certificates and keys."""
-    here, app = plan.flower, plan.flower / "app" / "fedcal_federation"
-    source = Path(str(app_package.__file__)).parent
+def write_app(plan: Plan) -> None:
+    """The app's folder, from which Flower makes its bundle."""
+    app, source = plan.flower / "app" / "fedcal_federation", Path(str(app_package.__file__)).parent
     for name in ("__init__.py", "client_app.py", "server_app.py"):
         write_bytes(app / name, (source / name).read_bytes())
     settings = {
@@ -159,6 +160,13 @@ def prepare(plan: Plan) -> None:
     }
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     write_bytes(app.parent / "pyproject.toml", APP.format(config=lines).encode())
+
+
+def prepare(plan: Plan) -> None:
+    """The files that the commands need: app, connection, certificates and keys."""
+    here = plan.flower
+    write_app(plan)
+    write_json(plan.folder / "config.json", plan.config.to_dict())
     secure = f"root-certificates = {json.dumps(str(here / 'ca.crt'))}"
     connection = f'address = "{plan.address}"\n{"insecure = true" if plan.insecure else secure}\n'
     write_bytes(
@@ -291,11 +299,21 @@ def wait_healthy(plan: Plan, processes: Processes) -> None:
     raise FedCalError(f"the SuperLink did not come up: {processes.tail('superlink')}")
 
 
-def federate(plan: Plan, timeout: float) -> None:
+def federate(plan: Plan, timeout: float, resume: bool = False) -> None:
     """The whole of it: start, run, stop. The run's folder then holds scaler, results and report."""
+    if not resume:
+        clear(plan.folder)
     prepare(plan)
     with federation(plan) as processes:
         code = processes.call("run", plan.run(), timeout)
     if not (plan.folder / "results.json").exists():
         why = f"it took more than {timeout:.0f} s" if code == -1 else processes.tail("run")
         raise FedCalError(f"the federation did not finish ({why}): see {plan.flower / 'logs'}; go on with --resume")
+
+
+def clear(folder: Path) -> None:
+    """Away with an earlier run's files, and nothing else."""
+    for name in (*FILES, "scaler.safetensors", "federation.json"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("checkpoint", "flower", "scalers"):
+        shutil.rmtree(folder / name, ignore_errors=True)
