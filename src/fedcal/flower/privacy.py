@@ -122,14 +122,21 @@ def clipped(content: Params, clip: float) -> Params:
     return content if norm <= clip else {name: value * (clip / norm) for name, value in content.items()}
 
 
+def last_question(method: Method) -> str:
+    """What a method asks to the end that has one kind of question there, and whose scaler that question is."""
+    if isinstance(method, FedTS):
+        return "slope"
+    return f"newton/{method.family}/all" if isinstance(method, FedLinear) else ""
+
+
 def stopped(method: Method, question: Params) -> Params:
-    """A scaler from the last question, where the budget ended before the fit: noise keeps Newton from settling."""
-    if isinstance(method, FedTS) and "slope" in question:
-        return {"temperature": 1 / question["slope"]}
-    name = f"newton/{method.family}/all" if isinstance(method, FedLinear) else ""
-    if name in question:
-        return {name.split("/")[1]: question[name]}
-    raise FedCalError("the privacy budget's rounds ended before there was a scaler: give more rounds, or a larger ε")
+    """A scaler from the last question, where a fit is ended from outside: noise keeps Newton from settling."""
+    name = last_question(method)
+    if name not in question:
+        raise FedCalError(
+            "the privacy budget's rounds ended before there was a scaler: give more rounds, or a larger ε"
+        )
+    return {"temperature": 1 / question[name]} if name == "slope" else {name.split("/")[1]: question[name]}
 
 
 def _normal(like: Tensor, rng: torch.Generator) -> Tensor:

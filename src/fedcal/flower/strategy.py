@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcal.calibrate.rounds import Calibration
 from fedcal.calibrate.scaler_file import save_scaler
+from fedcal.errors import FedCalError
 from fedcal.flower.checkpoint import Checkpoint
 from fedcal.flower.checks import bad_models
 from fedcal.flower.grid import PatientGrid, TooFewNodes
@@ -113,7 +114,10 @@ class CalibratedStrategy(Strategy):
             limit = min(timeout, self.timeout)
             nodes = self.calibrator.fit(grid, nodes, arrays, limit, self._save_round)
         self.tallies = self.calibrator.measure(grid, nodes, arrays, min(timeout, self.timeout))
-        metrics = {f"fedcal-{key}": value for key, value in self.metrics().get("global", {}).items()}
+        if not self.tallies["own"]:
+            reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.calibrator.faults}))
+            raise FedCalError(f"no node is left to measure with ({reasons}): go on from the checkpoint, or start anew")
+        metrics = {f"fedcal-{key}": value for key, value in self.metrics()["global"].items()}
         result.evaluate_metrics_clientapp[num_rounds] = MetricRecord(
             {**(result.evaluate_metrics_clientapp.get(num_rounds) or {}), **metrics}
         )
