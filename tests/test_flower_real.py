@@ -110,7 +110,7 @@ def test_equal_to_the_simulator_and_closed_to_strangers(tmp_path):
 def test_killed_node_and_killed_server(tmp_path):
     """kill -9 of one of three SuperNodes in mid-round, then of the ServerApp: the run ends, and says who took part."""
     config = config_of("digits", "fedcal-literal", clients=3)
-    plan = launch.plan(config, tmp_path / "run", {"timeout": 45.0}, insecure=True)
+    plan = launch.plan(config, tmp_path / "run", {"timeout": 30.0, "patience": 10.0}, insecure=True)
     ear = Ear(plan.port)
     plan = replace(plan, entrance=f"{launch.HOST}:{ear.port}")
     launch.prepare(plan)

@@ -24,11 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flwr.serverapp.strategy import FedAvg
+
 from fedcal.config import Config
 from fedcal.data import DATASETS, load
 from fedcal.errors import FedCalError
 from fedcal.flower import app as app_package
 from fedcal.flower.keys import write_certificates, write_node_key
+from fedcal.flower.strategy import CalibratedStrategy
 from fedcal.flower.task import method_of
 from fedcal.flower.warm import write_command
 from fedcal.run import FILES
@@ -123,15 +126,19 @@ class Plan:
 def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool = False) -> Plan:
     """A federation of the config's clients, on free ports. Nothing is written yet."""
     config = config.resolve()
-    method_of(config)
     about = DATASETS[config.data]
+    CalibratedStrategy(
+        FedAvg(), method_of(config), n_classes=len(about.classes), **options
+    )  # says what is wrong with them
+    if options.get("timeout", 1) <= 0:
+        raise FedCalError(f"timeout must be above 0, not {options['timeout']}")
+    if not about.embedded and not config.data_dir and "FEDCAL_DATA" not in os.environ:
+        raise FedCalError(f"{config.data}: say where its files are, with --data-dir: nodes are processes of their own")
     if config.partition == "natural":
         names = list(load(config.data, config.data_dir, config.seed, limit=config.limit).client_names)
     else:
         count = config.clients or 20
         names = [f"client-{c:0{len(str(count - 1))}d}" for c in range(count)]
-    if not about.embedded and not config.data_dir and "FEDCAL_DATA" not in os.environ:
-        raise FedCalError(f"{config.data}: say where its files are, with --data-dir: nodes are processes of their own")
     port, *node_ports = free_ports(len(names) + 1)
     return Plan(config, folder.absolute(), names, port, node_ports, insecure, options)
 
