@@ -35,4 +35,4 @@ def fit(model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int = 5) -> 
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimiser.step()
-    return float(loss)
+    return loss.item()

@@ -32,7 +32,7 @@ def train(net: nn.Module, loader: DataLoader, lr: float) -> float:
         loss = nn.functional.cross_entropy(net(x), y)
         loss.backward()
         optimizer.step()
-        total += float(loss)
+        total += loss.item()
     return total / len(loader)
 
 

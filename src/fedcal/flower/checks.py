@@ -54,6 +54,15 @@ def read_answer(node: int, records: dict[str, Any], expected: Expected) -> tuple
     return site, Update(content, header["n"], notes=_notes(header.get("notes")))
 
 
+def local_privacy(said: Any) -> dict[str, Any]:
+    """What a node says of its own privacy: (ε, δ) so far, and how many answers it has left."""
+    try:
+        told = json.loads(said["privacy"])
+        return told if isinstance(told["left"], int) else {}
+    except (KeyError, TypeError, ValueError):
+        return {}
+
+
 def _notes(text: Any) -> dict[str, float]:
     """A node's remarks; what is no number is left out."""
     try:

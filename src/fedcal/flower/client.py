@@ -157,6 +157,8 @@ class Node:
         if not len(labels) or logits.shape[1] != self.about["n_classes"]:  # the server will say what is wrong with K
             return {SAID: config_of(self._said(len(labels))), ANSWER: ArrayRecord()}
         rng = torch_rng(self.about["seed"], "scaler", self.about["round"] - 1, self.name)
+        if self.privacy:
+            self._spend(self.privacy)
         update = self.method.client(self.sent, own, logits, labels, rng)
         self._keep(own, update.own)
         content = update.content
@@ -181,9 +183,17 @@ class Node:
         said = self._said(len(labels))
         return {SAID: config_of(said)} | {TALLY + name: to_record(tally) for name, tally in tallies.items()}
 
+    def _spend(self, privacy: Privacy) -> None:
+        """One release more, also where a round is asked again: or none, once the budget is used up."""
+        used = int(self.kept_of.get("releases", 0))
+        if used >= privacy.rounds:
+            raise FedCalError(f"{self.name}'s privacy budget of {privacy.rounds} releases is used up")
+        self.kept_of["releases"] = used + 1
+
     def _said(self, n: int) -> dict[str, Any]:
         same = {key: self.about[key] for key in ("federation", "round")}
-        noise = {"noise": self.privacy.noise} if self.privacy else {}
+        used = int(self.kept_of.get("releases", 0))
+        local = self.privacy.report("local", used) | {"left": self.privacy.rounds - used} if self.privacy else None
         return {
             **same,
             "kind": "answer",
@@ -191,7 +201,7 @@ class Node:
             "n_classes": self.kept_of.get("n_classes", self.about["n_classes"]),
             "site": self.name,
             "n": n,
-            **noise,
+            **({"privacy": local} if local else {}),
         }
 
     def _samples(self, arrays: ArrayRecord, split: str) -> Samples:

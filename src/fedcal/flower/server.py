@@ -25,7 +25,7 @@ from fedcal.checks import check_whole
 from fedcal.errors import FedCalError
 from fedcal.exchange.checks import Expected, digest
 from fedcal.exchange.server import stand_in
-from fedcal.flower.checks import check_said, read_answer, too_far
+from fedcal.flower.checks import check_said, local_privacy, read_answer, too_far
 from fedcal.flower.grid import ask
 from fedcal.flower.privacy import Privacy, stopped
 from fedcal.flower.records import (
@@ -65,6 +65,7 @@ class Calibrator:
     asked: list[Params] = field(default_factory=list)  # questions of an exact fit so far
     faults: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)  # what a report says of each
+    local: dict[str, dict[str, Any]] = field(default_factory=dict)  # what nodes say of their own privacy
     fitted: int = 0  # rounds on the frozen model so far
     restarts: int = 0
 
@@ -137,6 +138,7 @@ class Calibrator:
                 )  # fmt: skip
                 found[site] = read_answer(node, records, expected)[1]
                 self.names[node] = site
+                self.local |= {site: told} if (told := local_privacy(records[SAID])) else {}
             except FedCalError as error:
                 self.blame(node, str(error))
         for name, reason in too_far(found, self.method).items():
@@ -180,7 +182,9 @@ class Calibrator:
             raise FedCalError(
                 f"round {self.state.rounds}: the sums lead nowhere ({str(error).splitlines()[0]})"
             ) from None
-        if self.privacy and not self.done and len(self.asked) >= self.privacy.rounds:
+        over = [self.privacy.rounds - len(self.asked)] if self.privacy else []
+        over += [told["left"] for told in self.local.values()]
+        if not self.done and min(over, default=1) <= 0:
             self.state.params, self.state.program = plain(stopped(self.method, self.state.question)), None
 
     def blame(self, node: int, reason: str) -> None:

@@ -208,6 +208,7 @@ class CalibratedStrategy(Strategy):
             "bytes_up": c.state.total_up,
             "bytes_down": c.state.total_down,
             "privacy": c.privacy.report("central", len(c.asked)) if c.privacy else None,
+            "local_privacy": c.local,
             "metrics": self.metrics(),
         }
 
