@@ -2,8 +2,8 @@
 
     python benchmarks/flower_killed.py FOLDER
 
-A real SuperLink and six SuperNodes on loopback, with TLS and node keys; digits, Algorithm 1 (fedcal-literal). The outcome is in
-docs/deploy.md.
+A real SuperLink and six SuperNodes on loopback, with TLS and node keys; digits, Algorithm 1 (fedcal-literal). The outcome
+is in docs/deploy.md.
 """
 
 from __future__ import annotations

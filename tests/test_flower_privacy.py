@@ -158,7 +158,14 @@ def test_secure_aggregation_shows_no_nodes_own_sums():
     assert len(values) > 100 and abs(values.mean() - 0.5) < 0.1 and values.std() == pytest.approx(12**-0.5, rel=0.2)
 
 
-@pytest.mark.parametrize(("method", "nodes", "words"), [("fedcal", 4, "does not only add"), ("fed-ts", 2, "3 to 64")])
+@pytest.mark.parametrize(
+    ("method", "nodes", "words"),
+    [
+        ("fedcal", 4, "does not only add"),
+        ("fedcal-plus", 4, "choose fed-bias"),
+        ("fed-ts", 2, "3 to 64"),
+    ],
+)
 def test_what_cannot_be_aggregated_securely(method, nodes, words):
     grid = LocalGrid(secure_client(lambda c: clients()[0]), [{"partition-id": i} for i in range(nodes)])
     with pytest.raises(FedCalError, match=words):

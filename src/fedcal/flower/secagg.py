@@ -30,6 +30,7 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.serverapp import Grid
 
+from fedcal.calibrate.methods.fedcal_plus import FedCalPlus
 from fedcal.calibrate.methods.method import Additive, Method
 from fedcal.calibrate.rounds import Calibration, advance, begin, check_method
 from fedcal.calibrate.scaler_file import method_of
@@ -95,6 +96,8 @@ def secure_fit(
         raise FedCalError(
             f"{method} does not only add: choose fed-ts, fed-bias or another that does (`fedcal methods`)"
         )
+    if isinstance(chosen, FedCalPlus):
+        raise FedCalError("fedcal-plus builds on what its nodes kept, which this protocol's do not: choose fed-bias")
     if not 3 <= len(nodes) <= MOST_NODES:
         raise FedCalError(f"secure aggregation needs 3 to {MOST_NODES} nodes, not {len(nodes)}")
     state, scales, rounds = begin(chosen, n_classes, 0), dict[str, float](), 0

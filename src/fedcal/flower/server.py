@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from fedcal.calibrate.methods import Update
 from fedcal.calibrate.methods.method import Additive, Averaged, n_bytes, total
-from fedcal.calibrate.rounds import Calibration, advance, begin, check_method, plain
+from fedcal.calibrate.rounds import advance, begin, check_method, plain
 from fedcal.calibrate.scalers import Params
 from fedcal.checks import check_whole
 from fedcal.errors import FedCalError
@@ -66,7 +66,9 @@ class Calibrator:
     faults: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)  # what a report says of each
     local: dict[str, dict[str, Any]] = field(default_factory=dict)  # what nodes say of their own privacy
+    heard: set[int] = field(default_factory=set)  # nodes whose word of the last round counts
     fitted: int = 0  # rounds on the frozen model so far
+    releases: int = 0  # sums that a program has seen, over all beginnings: what a privacy budget counts
     restarts: int = 0
 
     def __post_init__(self) -> None:
@@ -85,6 +87,7 @@ class Calibrator:
         if self.privacy:
             self.privacy.check(self.method)
         self.state = begin(self.method, self.n_classes, self.seed)
+        self._mark, self._seen = "", set[int]()  # the frozen model's fingerprint, and the nodes that have seen it
 
     @property
     def question(self) -> Params:
@@ -111,10 +114,11 @@ class Calibrator:
     def meet(self, replies: dict[int, dict[str, Any]]) -> dict[str, Update]:
         """The names of nodes that only trained."""
         found: dict[str, Update] = {}
+        self.heard = set()
         for node, records in sorted(replies.items()):
             try:
-                self.names[node] = self._name(node, records, found)
-                found[self.names[node]] = Update({}, 0)
+                found[self._name(node, records, found)] = Update({}, 0)
+                self.heard.add(node)
             except FedCalError as error:
                 self.blame(node, str(error))
         return found
@@ -123,27 +127,31 @@ class Calibrator:
         site = check_said(node, records.get(SAID))["site"]
         if site in taken or self.names.get(node, site) != site:
             raise FedCalError(f"node {node} calls itself {site}, which is another node's name")
+        self.names[node] = site
         return site
 
     def read(self, replies: dict[int, dict[str, Any]]) -> dict[str, Update]:
         """The usable answers by name, sorted; every other one is refused, and said to be."""
         content = stand_in(self.method, self.n_classes, [*self.asked, self.question])
-        found: dict[str, Update] = {}
+        asked, found = digest(self.question), dict[str, Update]()
+        self.heard = set()
         for node, records in sorted(replies.items()):
             try:
                 site = self._name(node, records, found)
                 expected = Expected(
-                    self.federation, self.state.rounds + 1, digest(self.question), self.n_classes, [site], self.n,
-                    content, may_be_empty="share" in self.question,
+                    self.federation, self.state.rounds + 1, asked, self.n_classes, [site], self.n, content,
+                    may_be_empty="share" in self.question,
                 )  # fmt: skip
                 found[site] = read_answer(node, records, expected)[1]
-                self.names[node] = site
+                self.heard.add(node)
                 self.local |= {site: told} if (told := local_privacy(records[SAID])) else {}
             except FedCalError as error:
                 self.blame(node, str(error))
         for name, reason in too_far(found, self.method).items():
             del found[name]
-            self.blame(next(node for node, site in self.names.items() if site == name), reason)
+            (node,) = (node for node in self.heard if self.names[node] == name)
+            self.heard.remove(node)
+            self.blame(node, reason)
         return dict(sorted(found.items()))
 
     def conclude(self, updates: dict[str, Update]) -> Params:
@@ -176,13 +184,14 @@ class Calibrator:
     def take(self, sums: Params) -> None:
         """An exact fit's sums: the next question, or the scaler."""
         self.asked.append(self.state.question)
+        self.releases += 1
         try:
             advance(self.state, sums)
         except (RuntimeError, ArithmeticError, KeyError, IndexError) as error:
             raise FedCalError(
                 f"round {self.state.rounds}: the sums lead nowhere ({str(error).splitlines()[0]})"
             ) from None
-        over = [self.privacy.rounds - len(self.asked)] if self.privacy else []
+        over = [self.privacy.rounds - self.releases] if self.privacy else []
         over += [told["left"] for told in self.local.values()]
         if not self.done and min(over, default=1) <= 0:
             self.state.params, self.state.program = plain(stopped(self.method, self.state.question)), None
@@ -201,19 +210,19 @@ class Calibrator:
         """Rounds of these nodes until the scaler is there; returns the nodes that were with it to the end.
 
         A node that gives no usable answer is not asked again. An exact fit then begins anew with the others, so that it is
-        exact for those who took part. `after` gets each round's sums, or the new params.
+        exact for those who took part; not where that would cost privacy twice. `after` gets each round's sums, or the new
+        params.
         """
-        mark, seen = digest(from_record(model)), set[int]()
         while not self.done and self.fitted < self.method.rounds:
             began, faults = time.perf_counter(), len(self.faults)
-            replies, cost = self._ask(grid, nodes, "answer", mark, model, seen, timeout)
+            replies, cost = self._ask(grid, nodes, "answer", model, timeout)
             updates = self.read(replies)
-            left = [node for node in nodes if self.names.get(node) in updates]
+            left = [node for node in nodes if node in self.heard]
             if not any(update.n for update in updates.values()):
                 reasons = "; ".join(str(fault["reason"]) for fault in self.faults[faults:]) or "none has samples"
                 raise FedCalError(f"calibration round {self.state.rounds + 1}: no node's answer is usable ({reasons})")
             fell_away, nodes = len(left) < len(nodes), left
-            if fell_away and self.asked and self.restarts < RESTARTS:
+            if fell_away and self.asked and self.restarts < RESTARTS and not (self.privacy or self.local):
                 self._begin_again()
                 continue
             self.n = {name: update.n for name, update in updates.items() if update.n}
@@ -225,45 +234,39 @@ class Calibrator:
 
     def _begin_again(self) -> None:
         log(INFO, "FedCal: the fit begins anew with the nodes that are left")
-        fresh: Calibration = begin(self.method, self.n_classes, self.seed)
-        fresh.rounds, fresh.total_up, fresh.total_down = (
-            self.state.rounds + 1,
-            self.state.total_up,
-            self.state.total_down,
-        )
+        fresh, old = begin(self.method, self.n_classes, self.seed), self.state
+        fresh.rounds, fresh.total_up, fresh.total_down = old.rounds + 1, old.total_up, old.total_down
         self.state, self.asked, self.n = fresh, [], {}
         self.fitted, self.restarts = 0, self.restarts + 1
 
     def measure(self, grid: Grid, nodes: list[int], model: ArrayRecord, timeout: float) -> dict[str, dict[str, Tally]]:
         """Each node's tallies under no scaler (`uncal`), the global one (`local`) and its own (`own`)."""
         began = time.perf_counter()
-        mark = digest(from_record(model))
-        replies, cost = self._ask(grid, nodes, "finish", mark, model, set(), timeout)
+        replies, cost = self._ask(grid, nodes, "finish", model, timeout)
         found: dict[str, dict[str, Tally]] = {"uncal": {}, "local": {}, "own": {}}
         for node, records in sorted(replies.items()):
             try:
-                name = check_said(node, records.get(SAID))["site"]
-                tallies = {
-                    view: Tally.from_tensors(from_record(records.get(TALLY + view) or ArrayRecord())) for view in found
-                }
+                name = self._name(node, records, dict.fromkeys(found["own"], Update({}, 0)))
+                sums = {view: from_record(records.get(TALLY + view) or ArrayRecord()) for view in found}
+                tallies = {view: Tally.from_tensors(tensors) for view, tensors in sums.items()}
                 if any(len(tally.classwise) != self.n_classes for tally in tallies.values()):
                     raise FedCalError(f"{name} measures {len(tallies['uncal'].classwise)} classes")
             except FedCalError as error:
                 self.blame(node, str(error))
                 continue
-            self.names[node] = name
             for view, tally in tallies.items():
                 found[view][name] = tally
         self.note("evaluation", dict.fromkeys(found["own"], Update({}, 0)), cost, began)
         return {view: dict(sorted(by_name.items())) for view, by_name in found.items()}
 
     def _ask(
-        self, grid: Grid, nodes: list[int], phase: str, mark: str, model: ArrayRecord, seen: set[int], timeout: float
+        self, grid: Grid, nodes: list[int], phase: str, model: ArrayRecord, timeout: float
     ) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
         """Every node's records in reply. A node gets the model once; one that lost it, or its state, gets both again."""
-        content = self.records(phase, mark)
+        if not self._mark:
+            self._mark = digest(from_record(model))
+        content = self.records(phase, self._mark)
         whole = content | {MODEL: model}
-        history = {ASKED: to_record({k: v for i, q in enumerate(self.asked) for k, v in nest(f"{i:04d}", q).items()})}
         cost = {"up": 0, "down": 0, "model_down": 0}
         until = time.monotonic() + timeout
 
@@ -284,13 +287,13 @@ class Calibrator:
             return found
 
         faults = len(self.faults)
-        replies = send({node: content if node in seen else whole for node in nodes})
+        replies = send({node: content if node in self._seen else whole for node in nodes})
         lost = [node for node, records in replies.items() if (records.get(SAID) or {}).get("missing")]
         if lost:
-            replies = {node: r for node, r in replies.items() if node not in lost} | send(
-                dict.fromkeys(lost, whole | history)
-            )
-        seen.update(replies)
+            history = {k: v for i, q in enumerate(self.asked) for k, v in nest(f"{i:04d}", q).items()}
+            replies = {node: r for node, r in replies.items() if node not in lost}
+            replies |= send(dict.fromkeys(lost, whole | {ASKED: to_record(history)}))
+        self._seen.update(replies)
         return replies, cost
 
     def note(self, phase: str, updates: dict[str, Update], cost: dict[str, int], began: float) -> None:

@@ -153,9 +153,7 @@ class CalibratedStrategy(Strategy):
         cost["down"] = len(self._asked) * size(calibrator.records(self._phase).values())
         read = calibrator.meet if self._phase == "meet" else calibrator.read
         updates = read({node: records[node] for node in whole})
-        good = sorted(
-            (node for node in whole if calibrator.names.get(node) in updates), key=calibrator.names.__getitem__
-        )
+        good = sorted(calibrator.heard, key=calibrator.names.__getitem__)
         if self._phase == "train":
             calibrator.conclude(updates)
         outcome = self.inner.aggregate_train(server_round + self._before, [whole[node] for node in good])
@@ -207,7 +205,7 @@ class CalibratedStrategy(Strategy):
             "rounds": c.rounds,
             "bytes_up": c.state.total_up,
             "bytes_down": c.state.total_down,
-            "privacy": c.privacy.report("central", len(c.asked)) if c.privacy else None,
+            "privacy": c.privacy.report("central", c.releases) if c.privacy else None,
             "local_privacy": c.local,
             "metrics": self.metrics(),
         }
