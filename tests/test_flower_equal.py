@@ -94,7 +94,7 @@ def test_a_node_that_forgets_everything_is_told_again():
 
     grid = grid_of(config, forgetful)
     again, _ = flower(config, grid)
-    assert grid.sent == 4 * 3 + 5 * again.calibrator.fitted - 1 + 4  # each round but the first asks va twice
+    assert grid.sent == 4 * 3 + 5 * again.calibrator.fitted - 1 + 5  # each round but the first asks va twice
     assert distance(whole.calibration.params, again.calibration.params) == 0
     assert again.report()["faults"] == []
 

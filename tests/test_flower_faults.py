@@ -122,7 +122,7 @@ def test_in_training(fault):
         return how(asked, reply) if once["n"] <= (2 if fault == "replayed" else 1) else reply
 
     app = breaking("va", only_then, after=0 if fault == "replayed" else 1)
-    strategy, _ = flower(config, grid_of(config, app))
+    strategy, _ = flower(config, grid_of(config, app), hidden=4)
     (found,) = strategy.report()["faults"]
     assert words in found["reason"] and found["round"] == 2
     rounds = {r["round"]: r["took_part"] for r in strategy.report()["rounds"] if r["phase"] == "training"}

@@ -98,7 +98,7 @@ def name_of(context: Context) -> str:
     config = context.node_config
     if "name" in config:
         return str(config["name"])
-    return f"client-{config['partition-id']:03d}" if "partition-id" in config else str(context.node_id)
+    return f"client-{int(config['partition-id']):03d}" if "partition-id" in config else str(context.node_id)
 
 
 class Node:

@@ -6,6 +6,7 @@ frozen model `fit` drives the rounds itself.
 
 from __future__ import annotations
 
+import statistics
 import time
 import uuid
 from collections.abc import Callable
@@ -191,9 +192,10 @@ class Calibrator:
             raise FedCalError(
                 f"round {self.state.rounds}: the sums lead nowhere ({str(error).splitlines()[0]})"
             ) from None
-        over = [self.privacy.rounds - self.releases] if self.privacy else []
-        over += [told["left"] for told in self.local.values()]
-        if not self.done and min(over, default=1) <= 0:
+        over = self.privacy is not None and self.releases >= self.privacy.rounds
+        if self.local:  # one node's word must not end everybody's fit
+            over |= statistics.median(told["left"] for told in self.local.values()) <= 0
+        if over and not self.done:
             self.state.params, self.state.program = plain(stopped(self.method, self.state.question)), None
 
     def blame(self, node: int, reason: str) -> None:
