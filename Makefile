@@ -27,7 +27,7 @@ bench: .venv/dev
 	@touch $@
 
 .venv/dev: .venv/demo
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,onnx]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,onnx,flower]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps netcal==1.4.0 # an oracle; its own needs are not ours
 	@touch $@
 

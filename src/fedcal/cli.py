@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedcal import __version__, cli_exchange, cli_files, cli_paper
+from fedcal import __version__, cli_exchange, cli_federate, cli_files, cli_paper
 from fedcal.config import Config
 from fedcal.errors import FedCalError
 
@@ -137,7 +137,8 @@ def _command_from_config() -> Any:
 
 
 app.command("run")(_command_from_config())
-for command in (cli_files.calibrate, cli_files.apply, cli_files.evaluate, cli_paper.paper):
+commands = cli_files.calibrate, cli_files.apply, cli_files.evaluate, cli_federate.federate, cli_paper.paper
+for command in commands:
     app.command()(command)
 
 

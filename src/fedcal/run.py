@@ -64,7 +64,7 @@ def run(
         torch.set_num_threads(1)
     folder = Path(out) if out is not None else None
     if folder:
-        _check_folder(folder, config, resume, overwrite)
+        check_folder(folder, config, resume, overwrite)
         if resume and (folder / "results.json").exists() and not (folder / "checkpoint.safetensors").exists():
             return read_json(folder / "results.json")
     state = federation.assemble(config)
@@ -172,7 +172,7 @@ def _version() -> str:
 # --- the folder ----------------------------------------------------------------------------------------------------
 
 
-def _check_folder(folder: Path, config: Config, resume: bool, overwrite: bool) -> None:
+def check_folder(folder: Path, config: Config, resume: bool, overwrite: bool) -> None:
     """Refuse to mix runs. Nothing is written or deleted yet."""
     if resume and overwrite:
         raise FedCalError("resume and overwrite contradict each other: give one of them")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedcal.calibrate.methods import METHODS, Update
+from fedcal.calibrate.methods import METHODS, Method, Update
 from fedcal.calibrate.methods.method import Averaged, total
 from fedcal.calibrate.rounds import Calibration, advance, begin, check_method, plain
 from fedcal.calibrate.scaler_file import load_scaler, method_of, save_scaler
@@ -114,7 +114,7 @@ def add(folder: Path, answers: list[Path], without: list[str]) -> Server:
         n_classes=server.about["n_classes"],
         sites=[site for site in server.sites if site not in without],
         n=server.n,
-        content=_stand_in(server),
+        content=stand_in(server.state.method, server.about["n_classes"], [*server.asked, server.question]),
         may_be_empty="share" in server.question,
     )
     updates: dict[str, Update] = {}
@@ -194,20 +194,19 @@ def _advance(server: Server, sums: Params, sites: list[str], n: dict[str, int]) 
     server.sites, server.n = sites, n
 
 
-def _stand_in(server: Server) -> Params:
-    """What a site of a single sample would answer: it shows names, shapes and types.
+def stand_in(method: Method, n_classes: int, questions: list[Params]) -> Params:
+    """What a site of a single sample would answer to the last question: it shows names, shapes and types.
 
     A site may build on what it kept from an earlier question; then the stand-in is asked that one first.
     """
-    logits, labels = torch.eye(server.about["n_classes"], dtype=torch.float64)[:1], torch.zeros(1, dtype=torch.int64)
-    questions = [*server.asked, server.question]
+    logits, labels = torch.eye(n_classes, dtype=torch.float64)[:1], torch.zeros(1, dtype=torch.int64)
     for first in reversed(range(len(questions))):
         update = Update({}, 0)
         try:
             for question in questions[first:]:
                 whole = {name: value for name, value in question.items() if name != "share"}  # of all its samples
-                update = server.state.method.client(whole, update.own, logits, labels, torch_rng(0, "stand-in"))
+                update = method.client(whole, update.own, logits, labels, torch_rng(0, "stand-in"))
             return update.content
         except KeyError:
             continue
-    raise FedCalError(f"{server.folder}: its files do not fit each other: start anew")
+    raise FedCalError("the questions of the rounds do not fit each other: start anew")

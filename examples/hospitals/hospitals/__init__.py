@@ -1,0 +1,1 @@
+"""Four hospitals, one model, confidences that can be believed."""

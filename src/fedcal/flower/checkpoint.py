@@ -1,0 +1,101 @@
+"""What a killed server needs to go on: the model and scaler after each training round, the sums of each calibration round.
+
+    training.safetensors       round, model, and the params of a method that averages
+    round-RESTART-NNNN.safetensors    what a calibration round came to; replayed in order
+
+Files are written whole or not at all. The folder is cleared when the run is done.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord
+
+from fedcal.calibrate.methods.method import Additive
+from fedcal.calibrate.scalers import Params
+from fedcal.errors import FedCalError
+from fedcal.flower.records import from_record, to_record
+from fedcal.flower.server import Calibrator
+from fedcal.store import nest, read_tensors, unnest, write_tensors
+
+SCHEMA = 1
+
+
+class Checkpoint:
+    """A folder, and the server's half that it is of."""
+
+    def __init__(self, folder: Path, calibrator: Calibrator) -> None:
+        self.folder, self.calibrator = folder, calibrator
+
+    def save_training(self, done: int, model: ArrayRecord) -> None:
+        """After a training round."""
+        c = self.calibrator
+        tensors = nest("model", from_record(model)) | nest("scaler", c.state.params)
+        write_tensors(self.folder / "training.safetensors", tensors, {**self._about(), "training": done})
+
+    def save_round(self, outcome: Params) -> None:
+        """After a calibration round."""
+        c = self.calibrator
+        about = {**self._about(), "n": c.n, "fitted": c.fitted}
+        write_tensors(self._round(c.restarts, c.fitted), outcome, about)
+
+    def load(self, model: ArrayRecord) -> tuple[int, ArrayRecord]:
+        """Put the calibrator back to where it was; returns how many training rounds are done, and their model."""
+        c, path = self.calibrator, self.folder / "training.safetensors"
+        if not path.exists():
+            return 0, model
+        tensors, about = read_tensors(path)
+        if any(about.get(key) != value for key, value in self._what().items()):
+            raise FedCalError(f"{self.folder} is of another method or federation: delete it, or use another folder")
+        done, model = about["training"], to_record(_ordered(unnest("model", tensors), model))
+        self._adopt(about)
+        c.state.params = _ordered(unnest("scaler", tensors), c.state.params)
+        restarts = [int(found.name.split("-")[1]) for found in self.folder.glob("round-*.safetensors")]
+        c.restarts = max(restarts, default=0)
+        while (path := self._round(c.restarts, c.fitted + 1)).exists():
+            outcome, about = read_tensors(path)
+            c.n, c.fitted = about["n"], about["fitted"]
+            if isinstance(c.method, Additive):
+                c.take(outcome)
+            else:
+                c.state.params = _ordered(outcome, c.state.params)
+            self._adopt(about)
+        return done, model
+
+    def clear(self) -> None:
+        """The run is done."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _round(self, restarts: int, number: int) -> Path:
+        return self.folder / f"round-{restarts}-{number:04d}.safetensors"
+
+    def _what(self) -> dict[str, Any]:
+        c = self.calibrator
+        return {
+            "schema": SCHEMA,
+            "method": c.name,
+            "options": asdict(c.method),
+            "n_classes": c.n_classes,
+            "seed": c.seed,
+        }
+
+    def _about(self) -> dict[str, Any]:
+        c = self.calibrator
+        return {**self._what(), "federation": c.federation, "rounds": c.state.rounds}
+
+    def _adopt(self, about: dict[str, Any]) -> None:
+        c = self.calibrator
+        c.federation, c.state.rounds = about["federation"], about["rounds"]
+
+
+def _ordered(tensors: Params, like: Iterable[str]) -> Params:
+    """In the order that the app, or the method, gave them: a file sorts them."""
+    try:
+        return {name: tensors[name] for name in like}
+    except KeyError as missing:
+        raise FedCalError(f"the checkpoint has no {missing}: it is of another model; delete it") from None

@@ -1,0 +1,139 @@
+"""What comes back from nodes, checked before anything is made of it: one line a refusal, naming the node and the reason.
+
+A node's reply is taken whole or not at all: a model from a node whose scaler is broken is not averaged either.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+
+from fedcal.calibrate.methods.method import Averaged, Method, Update
+from fedcal.calibrate.rounds import plain
+from fedcal.calibrate.scalers import Params
+from fedcal.errors import FedCalError
+from fedcal.exchange.checks import Expected, check_content, check_header
+from fedcal.flower.records import ANSWER, SAID, from_record
+
+FAR = 1000.0  # times what the others send: beyond, an update is refused
+SAID_KEYS = {"kind": str, "federation": str, "round": int, "question": str, "n_classes": int, "site": str, "n": int}
+
+Signature = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def check_said(node: int, said: Any) -> dict[str, Any]:
+    """A reply's header, its types as they should be."""
+    if said is None:
+        raise FedCalError(f"node {node} does not answer FedCal: is calibration_mod the first of its ClientApp's mods?")
+    header = dict(said)
+    for key, kind in SAID_KEYS.items():
+        if type(header.get(key)) is not kind:
+            raise FedCalError(f"node {node}: its answer's {key!r} is {header.get(key)!r}")
+    return header
+
+
+def read_answer(node: int, records: dict[str, Any], expected: Expected) -> tuple[str, Update]:
+    """The name that the node goes by, and its update: none of its content where it has no samples."""
+    header = check_said(node, records.get(SAID))
+    if header["n"] == 0:
+        check_header(Path(f"node {node}"), {**header, "n": 1}, expected)
+        return header["site"], Update({}, 0)
+    site = check_header(Path(f"node {node}"), header, expected)
+    answer = records.get(ANSWER)
+    if not isinstance(answer, ArrayRecord):
+        raise FedCalError(f"node {node}: {site} sent no answer")
+    content = plain(from_record(answer))
+    check_content(f"node {node}: {site}", content, header["n"], expected)
+    return site, Update(content, header["n"], notes=_notes(header.get("notes")))
+
+
+def local_privacy(said: Any) -> dict[str, Any]:
+    """What a node says of its own privacy: (ε, δ) so far, and how many answers it has left."""
+    try:
+        told = json.loads(said["privacy"])
+        return told if isinstance(told["left"], int) else {}
+    except (KeyError, TypeError, ValueError):
+        return {}
+
+
+def _notes(text: Any) -> dict[str, float]:
+    """A node's remarks; what is no number is left out."""
+    try:
+        found = json.loads(text)
+        return {str(k): float(v) for k, v in found.items() if math.isfinite(float(v))}
+    except (TypeError, ValueError, AttributeError):
+        return {}
+
+
+def too_far(updates: dict[str, Update], method: Method) -> dict[str, str]:
+    """Updates far larger than the others', by name with the reason. A sum is measured a sample, a scaler as it is."""
+    sizes = {
+        name: _largest(update.content) / (1 if isinstance(method, Averaged) else update.n)
+        for name, update in updates.items()
+        if update.content
+    }
+    return {
+        name: f"{name}'s update reaches {sizes[name]:.3g}, the others' about {others:.3g}"
+        for name, others in _others(sizes).items()
+        if sizes[name] > FAR * max(1.0, others)
+    }
+
+
+def _others(sizes: dict[str, float]) -> dict[str, float]:
+    """For each one the median of the others; nothing where there are no others."""
+    if len(sizes) < 2:
+        return {}
+    return {name: statistics.median([v for k, v in sizes.items() if k != name]) for name in sizes}
+
+
+def _largest(content: Params) -> float:
+    return max((float(value.abs().max()) for value in content.values() if value.numel()), default=0.0)
+
+
+# --- models --------------------------------------------------------------------------------------------------------------
+
+
+def bad_models(replies: dict[int, Message], sent: ArrayRecord) -> dict[int, str]:
+    """Nodes whose model cannot be averaged with the others', with the reason."""
+    found: dict[int, str] = {}
+    sizes: dict[int, float] = {}
+    signatures: dict[int, Signature] = {}
+    for node, reply in replies.items():
+        arrays, metrics = list(reply.content.array_records.values()), list(reply.content.metric_records.values())
+        if len(arrays) != 1 or len(metrics) != 1:
+            found[node] = f"sent {len(arrays)} models and {len(metrics)} sets of metrics, where one of each is needed"
+            continue
+        if not all(np.isfinite(value).all() for value in metrics[0].values()):
+            found[node] = "its metrics are not finite"
+            continue
+        try:
+            values = {name: array.numpy() for name, array in arrays[0].items()}
+        except (TypeError, ValueError, EOFError, OSError):
+            found[node] = "its model cannot be read"
+            continue
+        signatures[node] = tuple((name, tuple(v.shape)) for name, v in values.items())
+        if not all(np.isfinite(value).all() for value in values.values()):
+            found[node] = "its model is not finite"
+        else:
+            sizes[node] = max((float(np.abs(v).max()) for v in values.values() if v.size), default=0.0)
+    usual = _usual(signatures, sent)
+    found |= {node: "its model has other names or shapes" for node, mine in signatures.items() if mine != usual}
+    sizes = {node: size for node, size in sizes.items() if node not in found}
+    for node, others in _others({str(node): size for node, size in sizes.items()}).items():
+        if sizes[int(node)] > FAR * max(1.0, others):
+            found[int(node)] = f"its model reaches {sizes[int(node)]:.3g}, the others' about {others:.3g}"
+    return found
+
+
+def _usual(signatures: dict[int, Signature], sent: ArrayRecord) -> Signature:
+    """The shape of model that counts: the one that was sent, or what most nodes send where nobody keeps to that."""
+    mine = tuple((name, tuple(array.shape)) for name, array in sent.items())
+    kinds = Counter(signatures.values())
+    return mine if mine in kinds or not kinds else kinds.most_common(1)[0][0]

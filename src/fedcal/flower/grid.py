@@ -1,0 +1,149 @@
+"""Grids: the nodes of a round as an inner strategy may see them, messages asked with a limit, and nodes in one process."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedcal.errors import FedCalError
+
+CLIENT_APP_RAISED = 2  # Flower's code of a ClientApp that raised
+ASKED_AGAIN = 3  # times that a strategy which is not waiting asks for the nodes at most
+FOR_EVER = 12 * 3600.0  # how long Flower keeps a message
+
+
+class TooFewNodes(FedCalError):
+    """Not enough nodes are there, and the time to wait for them is over."""
+
+
+class PatientGrid(Grid):
+    """A grid that shows the nodes of this round only, and does not let a strategy wait for more of them for ever.
+
+    Flower's strategies ask for the nodes again and again until there are enough; a node that died for good would keep them
+    waiting. Here the asking ends in `TooFewNodes`.
+    """
+
+    def __init__(self, grid: Grid, nodes: Callable[[list[int]], list[int]], patience: float) -> None:
+        self._grid, self._nodes, self._until = grid, nodes, time.monotonic() + patience
+        self._times = 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        ids = self._nodes(sorted(self._grid.get_node_ids()))
+        self._times += 1
+        if self._times > ASKED_AGAIN and time.monotonic() > self._until:
+            raise TooFewNodes(f"{len(ids)} nodes are there, which is too few for the strategy")
+        return ids
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return ask(self._grid, list(messages), timeout or FOR_EVER)
+
+
+def ask(grid: Grid, messages: list[Message], timeout: float, pause: float = 0.2) -> list[Message]:
+    """Send and receive, with shorter pauses than Flower's three seconds: calibration takes many small rounds."""
+    waiting = {sent for sent in grid.push_messages(messages) if sent}
+    replies: list[Message] = []
+    until = time.monotonic() + timeout
+    while waiting and time.monotonic() < until:
+        found = list(grid.pull_messages(waiting))
+        replies += found
+        waiting -= {reply.metadata.reply_to_message_id for reply in found}
+        if waiting:
+            time.sleep(pause)
+    return replies
+
+
+class LocalGrid(Grid):
+    """Nodes in this process: every message is handled at once by the app, each node with a context of its own.
+
+    For tests and for trying an app out; a round costs some hundredths of a second. What an app raises comes back as an
+    error, as from a SuperNode.
+    """
+
+    def __init__(
+        self,
+        app: Callable[[Message, Context], Message],
+        nodes: Iterable[Mapping[str, Any]],
+        run_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.app, self.sent, self._numbers = app, 0, itertools.count(1)
+        self.contexts = {
+            node: Context(0, node, dict(config), RecordDict(), dict(run_config or {}))
+            for node, config in enumerate(nodes, start=1)
+        }
+        self._replies: dict[str, Message] = {}
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 0  # whom messages are from; a run sets it
+
+    def set_run(self, run: Any) -> None:
+        raise FedCalError("a LocalGrid belongs to no run")
+
+    @property
+    def run(self) -> Any:
+        raise FedCalError("a LocalGrid belongs to no run")
+
+    def create_message(
+        self, content: Any, message_type: str, dst_node_id: int, group_id: str, ttl: Any = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return sorted(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            number = str(next(self._numbers))
+            message.metadata.__dict__["_message_id"] = number
+            ids.append(number)
+            self.sent += 1
+            reply = self._handle(message)
+            if reply is not None:
+                self._replies[number] = reply
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._replies.pop(number) for number in list(message_ids) if number in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def _handle(self, message: Message) -> Message | None:
+        context = self.contexts.get(message.metadata.dst_node_id)
+        if context is None:
+            return None
+        at_node = Message(copy_content(message.content), message.metadata.dst_node_id, message.metadata.message_type)
+        at_node.metadata.__dict__.update(message.metadata.__dict__)
+        try:
+            return self.app(at_node, context)
+        except Exception as error:  # whatever an app raises is that node's affair
+            return Message(Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=at_node)
+
+
+def copy_content(content: RecordDict) -> RecordDict:
+    """Records of its own for each node, as after a journey."""
+    found = RecordDict()
+    for name, record in content.items():
+        kind: Any = type(record)
+        found[name] = kind(dict(record))
+    return found

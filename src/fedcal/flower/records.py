@@ -1,0 +1,60 @@
+"""What passes between server and nodes: flat dicts of tensors as Flower's records, under names that start with `fedcal.`.
+
+    server → node   fedcal.about      what is asked: phase, federation, round, method, the question's fingerprint
+                    fedcal.question   the scaler's params, or an additive method's question
+                    fedcal.model      the frozen model, where a node may not have seen it yet
+                    fedcal.asked      earlier questions, for a node that lost what it kept
+    node → server   fedcal.said       whose answer it is, to what, of how many samples
+                    fedcal.answer     the update
+                    fedcal.tally.*    sums that measure, after the last round
+
+An inner strategy, or a user's own client, never sees them: they are taken out before it is called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedcal.calibrate.scalers import Params
+from fedcal.errors import FedCalError
+
+PREFIX = "fedcal."
+ABOUT, QUESTION, MODEL, ASKED = "fedcal.about", "fedcal.question", "fedcal.model", "fedcal.asked"
+SAID, ANSWER, TALLY = "fedcal.said", "fedcal.answer", "fedcal.tally."
+
+
+def to_record(params: Params) -> ArrayRecord:
+    """Tensors as arrays; types, shapes and bits are kept."""
+    return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in params.items()})
+
+
+def from_record(record: ArrayRecord) -> Params:
+    """The tensors of `to_record`; arrays of other kinds are refused."""
+    found: Params = {}
+    for name, array in record.items():
+        try:
+            found[name] = torch.from_numpy(array.numpy().copy())
+        except (TypeError, ValueError, EOFError, OSError):
+            raise FedCalError(f"{name!r} cannot be read as an array of numbers") from None
+    return found
+
+
+def take_out(content: RecordDict) -> dict[str, Any]:
+    """Remove FedCal's records from a message's content, and return them by name."""
+    return {name: content.pop(name) for name in [name for name in content if name.startswith(PREFIX)]}
+
+
+def config_of(values: dict[str, Any]) -> ConfigRecord:
+    """A header: scalars as they are, everything else as JSON."""
+    plain = str | int | float | bool
+    return ConfigRecord({k: v if isinstance(v, plain) else json.dumps(v, sort_keys=True) for k, v in values.items()})
+
+
+def size(records: Iterable[Any]) -> int:
+    """Bytes of the arrays in these records, as they travel."""
+    return sum(len(array.data) for record in records if isinstance(record, ArrayRecord) for array in record.values())
