@@ -17,7 +17,7 @@ import torch
 import fedcal
 from fedcal import Config, federation
 from fedcal.calibrate.methods import METHODS
-from fedcal.learn.local import SGD, copy_state, train_locally
+from fedcal.learn.local import copy_state, train_locally
 from fedcal.seeds import numpy_rng
 from fedcal.store import read_tensors
 
@@ -212,9 +212,8 @@ def test_a_round_averages_the_chosen_clients_by_n_c():
     model = federation.assemble(config).model
     for c in record["clients"]:
         model.load_state_dict(start)
-        how = SGD(lr=config.lr, batch_size=config.batch_size, epochs=config.epochs, momentum=config.momentum)
         rng = numpy_rng(config.seed, "batches", 0, f"client {c}")
-        train_locally(model, state.clients[c].train_x, state.clients[c].train_y, how, rng)
+        train_locally(model, state.clients[c].train_x, state.clients[c].train_y, federation.sgd(config), rng)
         for name, value in model.state_dict().items():
             expected[name] += value * state.clients[c].n / total
     for name, value in state.model.state_dict().items():

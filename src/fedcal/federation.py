@@ -82,15 +82,20 @@ def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | No
 
 def trainer(config: Config, model: nn.Module, shape: tuple[int, ...]) -> Trainer:
     """The engine that trains a round's clients. Several federations of one model and one way to train may share it."""
-    how = SGD(
-        lr=config.lr or 0.01, batch_size=config.batch_size or 256, epochs=config.epochs, momentum=config.momentum,
-        weight_decay=config.weight_decay, prox_mu=config.prox_mu,
-    )  # fmt: skip
+    how = sgd(config)
     if config.engine == "reference" or next(model.parameters()).device.type == "cpu":
         return lambda jobs: train_in_turn(model, jobs, how)
     from fedcal.learn.fast import Engine
 
     return Engine(model, shape, how, config.precision, config.slots).train
+
+
+def sgd(config: Config) -> SGD:
+    """How a client trains, by the config."""
+    return SGD(
+        lr=config.lr or 0.01, batch_size=config.batch_size or 256, epochs=config.epochs, momentum=config.momentum,
+        weight_decay=config.weight_decay, prox_mu=config.prox_mu,
+    )  # fmt: skip
 
 
 def run_round(state: Federation) -> Record:
