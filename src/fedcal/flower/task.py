@@ -20,7 +20,7 @@ from fedcal.calibrate.rounds import Calibration
 from fedcal.calibrate.scaler_file import save_scaler
 from fedcal.config import SCHEMA, Config
 from fedcal.data import Client, skew
-from fedcal.federation import Federation, assemble
+from fedcal.federation import Federation, assemble, sgd
 from fedcal.flower.average import ExactFedAvg
 from fedcal.flower.strategy import CalibratedStrategy
 from fedcal.learn.local import predict, train_locally
@@ -54,11 +54,8 @@ def train(message: Message, context: Context) -> Message:
     (state, client), config = client_of(context), message.content.config_records["config"]
     settings, t = state.config, int(config["server-round"]) - 1  # type: ignore[arg-type]
     state.model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-    loss = train_locally(
-        state.model, client.train_x, client.train_y, lr=settings.lr or 0.01, batch_size=settings.batch_size or 256,
-        epochs=settings.epochs, momentum=settings.momentum, weight_decay=settings.weight_decay,
-        prox_mu=settings.prox_mu, rng=numpy_rng(settings.seed, "batches", t, f"client {state.clients.index(client)}"),
-    )  # fmt: skip
+    rng = numpy_rng(settings.seed, "batches", t, f"client {state.clients.index(client)}")
+    loss = train_locally(state.model, client.train_x, client.train_y, sgd(settings), rng)
     metrics: dict[str, Any] = {"num-examples": client.n, "loss": loss}
     trained = ArrayRecord(state.model.state_dict())
     return Message(RecordDict({"arrays": trained, "metrics": MetricRecord(metrics)}), reply_to=message)
