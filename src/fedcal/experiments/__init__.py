@@ -30,8 +30,6 @@ def reproduce(
     if name == "ensemble":
         module.present([module.measure(folder) for folder in folders], out)
         return out / "ensemble.md"
-    literal = any("fedcal-literal" in cell.method for cell in wanted)
-    names = [n for n in cells.METHOD_NAMES if literal or n != "fedcal-literal"]
-    results = cells.fit(folders, out / "cells", say, names, device.partition(":")[0])
+    results = cells.fit(folders, out / "cells", say, device=device.partition(":")[0])
     module.present(results, out, *([runs] if name == "figure2" else []))
     return out / f"{name}.md"

@@ -164,7 +164,7 @@ def fit(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Fit and measure every method on every recorded cell; returns the cells' results."""
     began = time.perf_counter()
-    waiting = [folder for folder in folders if not _finished(results / f"{folder.name}.json", names)]
+    waiting = [folder for folder in folders if not _finished(folder, results, names)]
     if waiting:
         _fit_nets(waiting, [name for name in names if isinstance(method(name), FedCal)], say, device)
     workers = min(workers or os.cpu_count() or 1, max(1, len(waiting)))
@@ -181,16 +181,22 @@ def fit(
     return [read_json(results / f"{folder.name}.json") for folder in folders]
 
 
-def _finished(path: Path, names: Sequence[str]) -> bool:
-    return path.exists() and set(names) <= set(read_json(path)["methods"])
+def possible(folder: Path, names: Sequence[str]) -> list[str]:
+    """Those of the methods that the record allows: what runs within training rounds needs the rounds."""
+    rounds = (folder / "rounds").exists()
+    return [name for name in names if rounds or method(name).schedule != "interleaved"]
+
+
+def _finished(folder: Path, results: Path, names: Sequence[str]) -> bool:
+    path = results / f"{folder.name}.json"
+    return path.exists() and set(possible(folder, names)) <= set(read_json(path)["methods"])
 
 
 def _fit_nets(folders: Sequence[Path], names: Sequence[str], say: Say, device: str) -> None:
     """FedCal and its ablations on all cells of one number of classes at once."""
     for name in names:
-        waiting = [Recording(f) for f in folders if not (f / "scalers" / f"{name}.safetensors").exists()]
-        if method(name).schedule == "interleaved":
-            waiting = [record for record in waiting if (record.folder / "rounds").exists()]
+        wanted = [f for f in folders if name in possible(f, names)]
+        waiting = [Recording(f) for f in wanted if not (f / "scalers" / f"{name}.safetensors").exists()]
         for k in sorted({record.n_classes for record in waiting}):
             began = time.perf_counter()
             records = [record for record in waiting if record.n_classes == k]
@@ -213,12 +219,10 @@ def measure_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
     """The methods that are not fitted yet, then everyone's metrics on the test data."""
     record, began = Recording(folder), time.perf_counter()
     methods: dict[str, Any] = {}
-    for name in names:
-        chosen, path = method(name), folder / "scalers" / f"{name}.safetensors"
+    for name in possible(folder, names):
+        path = folder / "scalers" / f"{name}.safetensors"
         if path.exists():
             calibration = load_scaler(path)[1]
-        elif chosen.schedule == "interleaved":
-            continue  # nothing was recorded for it
         else:
             options: dict[str, Any] = {"accuracy": "keep"} if name == "fedcal-plus-keep" else {}
             calibration = calibrate(record.samples(), name.removesuffix("-keep"), seed=record.config.seed, **options)
