@@ -18,7 +18,7 @@ import fedcal
 from fedcal.flower import launch
 from fedcal.store import read_json, read_tensors
 
-PATIENCE = 300.0
+PATIENCE = 420.0
 
 
 def wait_for_round(path: Path, number: int) -> None:
@@ -44,7 +44,7 @@ def server_process(plan: launch.Plan) -> int:
 
 def main() -> None:
     config = fedcal.Config(data="digits", rounds=4, clients=6, clients_per_round=6, method=("uncal", "fedcal-literal"))
-    plan = launch.plan(config, Path(sys.argv[1]), {"timeout": 60.0, "patience": 15.0})
+    plan = launch.plan(config, Path(sys.argv[1]), {"timeout": 90.0, "patience": 20.0})
     began = time.perf_counter()
 
     def say(words: str) -> None:

@@ -4,7 +4,7 @@
     python benchmarks/flower_simulation.py [nodes]
 
 One training round, then the fit on the frozen model. Memory is the resident set of all processes together, Ray's included,
-sampled twice a second. The outcome is in RECORDS.md.
+sampled twice a second. The outcome is in FLOWER.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The Flower apps in examples/ run, and FedCal is a few lines' change to an app that exists."""
 
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from flwr.app import Context, RecordDict
 
 from fedcal import load_scaler
 from fedcal.flower import LocalGrid
+from fedcal.flower.launch import ENVIRONMENT
 from fedcal.store import read_json
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -40,6 +42,19 @@ def test_hospitals(tmp_path, monkeypatch, capsys):
 
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+
+
+def test_hospitals_is_an_app_that_flower_takes(tmp_path):
+    """`flwr build` checks the app's metadata and components, as `flwr run` does before it sends it off."""
+    folder = tmp_path / "hospitals"
+    shutil.copytree(EXAMPLES / "hospitals", folder)
+    flwr = str(Path(sys.executable).parent / "flwr")
+    subprocess.run([flwr, "build"], cwd=folder, check=True, capture_output=True, env=quiet(tmp_path))
+    assert len(list(folder.glob("*.fab"))) == 1
+
+
+def quiet(home):
+    return {**os.environ, "FLWR_HOME": str(home / "home"), **ENVIRONMENT}
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from logging import INFO, WARNING
@@ -71,10 +72,11 @@ class CalibratedStrategy(Strategy):
         self.checkpoint = Checkpoint(self.folder / "checkpoint", self.calibrator) if self.folder else None
         self.tallies: dict[str, dict[str, Tally]] = {}
         self._phase = "train" if self.calibrator.method.schedule == "interleaved" else "meet"
-        self._silent: set[int] = set()  # nodes that let a training round time out
+        self._silences = Counter[int]()  # how often a node let a training round time out
+        self._back: dict[int, int] = {}  # the round from which on it is asked again: later each time
         self._asked: set[int] = set()
         self._arrays = ArrayRecord()
-        self._before, self._began, self._trained = 0, 0.0, 0
+        self._before, self._began, self._round, self._trained = 0, 0.0, 0, 0
 
     @property
     def calibration(self) -> Calibration:
@@ -130,7 +132,7 @@ class CalibratedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self._arrays, self._began = arrays, time.perf_counter()
+        self._arrays, self._began, self._round = arrays, time.perf_counter(), server_round
         messages = self._configure(self.inner.configure_train, server_round, arrays, config, grid)
         self._asked = {message.metadata.dst_node_id for message in messages}
         for message in messages:
@@ -236,13 +238,15 @@ class CalibratedStrategy(Strategy):
             return []
 
     def _present(self, nodes: list[int]) -> list[int]:
-        return [node for node in nodes if node not in self._silent]
+        return [node for node in nodes if self._back.get(node, 0) <= self._round]
 
     def _blame_the_silent(self, replies: dict[int, Message]) -> None:
-        """Nodes that sent an error, or nothing. Who let the time run out is not waited for in the next round."""
+        """Nodes that sent an error, or nothing. Who let the time run out is left out of the next round; the second time, of
+        two."""
         for node in sorted(self._asked):
             if node not in replies:
-                self._silent.add(node)
+                self._silences[node] += 1
+                self._back[node] = self._round + 1 + self._silences[node]
                 self.calibrator.blame(node, "no reply in time")
             elif replies[node].has_error():
                 self.calibrator.blame(node, f"error: {replies[node].error.reason}")
