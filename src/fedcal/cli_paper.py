@@ -27,7 +27,7 @@ class Name(StrEnum):
 
 
 def paper(
-    name: Annotated[Name, typer.Argument(help="Which table or figure.")],
+    what: Annotated[Name, typer.Argument(help="Which table or figure.")],
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds 0, 1, …")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="A small piece of it: minutes on two cores.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N. In full, a GPU is needed for most.")] = "cpu",
@@ -47,6 +47,6 @@ def paper(
     def say(text: str) -> None:
         out.print(f"[dim]{time.perf_counter() - began:7.0f} s[/dim]  {text}", highlight=False)
 
-    page = reproduce(name.value, out_dir, runs or out_dir / "runs", range(seeds), quick, device, say, data)
+    page = reproduce(what.value, out_dir, runs or out_dir / "runs", range(seeds), quick, device, say, data)
     out.print(page.read_text(encoding="utf-8"), highlight=False, markup=False)
     out.print(f"written to {page.parent}")
