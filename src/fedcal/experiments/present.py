@@ -88,8 +88,8 @@ def write(out: Path, name: str, content: dict[str, Any], tables: Sequence[Table]
 
 
 def figures(results: Sequence[Result]) -> dict[str, Any]:
-    """What was measured by whom, for a table's JSON: each cell's name, commit, device and seconds, and its figures."""
-    return {result["name"]: {k: result[k] for k in ("training", "fitting", "G", "methods")} for result in results}
+    """What a table was made of: each cell's config, commits, device and seconds. Its figures stand in cells/NAME.json."""
+    return {result["name"]: {key: result[key] for key in ("config", "training", "fitting", "G")} for result in results}
 
 
 def _line(row: Sequence[Any]) -> str:
