@@ -28,7 +28,7 @@ class Name(StrEnum):
 
 def paper(
     what: Annotated[Name, typer.Argument(help="Which table or figure.")],
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds 0, 1, …")] = 3,
+    seeds: Annotated[int | None, typer.Option(min=1, max=100, help="Seeds 0, 1, … [default: 3; quick: 1]")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small piece of it: minutes on two cores.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N. In full, a GPU is needed for most.")] = "cpu",
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for tables, pictures and JSON.")] = Path("paper"),
@@ -47,6 +47,8 @@ def paper(
     def say(text: str) -> None:
         out.print(f"[dim]{time.perf_counter() - began:7.0f} s[/dim]  {text}", highlight=False)
 
-    page = reproduce(what.value, out_dir, runs or out_dir / "runs", range(seeds), quick, device, say, data)
+    page = reproduce(
+        what.value, out_dir, runs or out_dir / "runs", range(seeds or (1 if quick else 3)), quick, device, say, data
+    )
     out.print(page.read_text(encoding="utf-8"), highlight=False, markup=False)
     out.print(f"written to {page.parent}")

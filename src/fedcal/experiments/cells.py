@@ -94,7 +94,7 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
     states = [ready(first)]
     with ThreadPoolExecutor(8) as pool:
         states += pool.map(lambda cell: ready(cell, states[0].train), cells[1:])
-    label = f"{first.data} {first.model}, {len(cells)} cells"
+    label = name_of(first) if len(cells) == 1 else f"{first.data} {first.model}, {len(cells)} cells"
     say(f"{label}: ready after {time.perf_counter() - began:.0f} s")
     training, steps = time.perf_counter(), 0
     with ThreadPoolExecutor(1) as writer:
