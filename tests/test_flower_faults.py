@@ -201,6 +201,8 @@ def test_killed_server_goes_on_from_its_checkpoint(tmp_path):
     assert distance(strategy.calibration.params, whole.calibration.params) == 0
     assert distance(arrays.to_torch_state_dict(), model.to_torch_state_dict()) == 0
     assert strategy.metrics() == whole.metrics()
+    said, once = ([(r["phase"], r["took_part"]) for r in one.report()["rounds"]] for one in (strategy, whole))
+    assert said == once  # also of the rounds before it was killed
     assert (tmp_path / "scaler.safetensors").exists() and not (tmp_path / "checkpoint").exists()
 
 

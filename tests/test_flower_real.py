@@ -110,23 +110,24 @@ def test_equal_to_the_simulator_and_closed_to_strangers(tmp_path):
 def test_killed_node_and_killed_server(tmp_path):
     """kill -9 of one of three SuperNodes in mid-round, then of the ServerApp: the run ends, and says who took part."""
     config = config_of("digits", "fedcal-literal", clients=3)
-    plan = launch.plan(config, tmp_path / "run", {"timeout": 30.0, "patience": 10.0}, insecure=True)
+    plan = launch.plan(config, tmp_path / "run", {"timeout": 60.0, "patience": 10.0}, insecure=True)
     ear = Ear(plan.port)
     plan = replace(plan, entrance=f"{launch.HOST}:{ear.port}")
     launch.prepare(plan)
     training = plan.folder / "checkpoint" / "training.safetensors"
     with launch.federation(plan) as processes:
         processes.start("run", plan.run())
-        wait_for(lambda: trained(training) == 1)
+        wait_for(lambda: trained(training) >= 1)
         os.killpg(processes.running["node-2"].pid, signal.SIGKILL)  # its SuperExec and ClientApp with it
-        wait_for(lambda: trained(training) == 2)
+        wait_for(lambda: trained(training) >= 2)
         time.sleep(2)  # the next round's messages are out: nodes would wait for one that was cut off half-way
         os.kill(serverapp(plan), signal.SIGKILL)
         processes.stop("run")
-        assert processes.call("again", plan.run(), 120) == 0
+        assert processes.call("again", plan.run(), 240) == 0
     about = read_json(plan.folder / "federation.json")
     assert about["measured_by"] == ["client-0", "client-1"]
-    assert about["training_rounds"] == 3 and [r["took_part"] for r in about["rounds"]] == [["client-0", "client-1"]] * 2
+    assert about["training_rounds"] == 3 and [len(r["took_part"]) for r in about["rounds"]] == [3, 2, 2, 2]
+    assert about["faults"][0]["name"] == "client-2"
     _, scaler = load_scaler(plan.folder / "scaler.safetensors")
     assert all(bool(value.isfinite().all()) for value in scaler.params.values())
     assert not training.exists()
@@ -137,7 +138,7 @@ def trained(path):
     return read_tensors(path)[1]["training"] if path.exists() else 0
 
 
-def wait_for(condition, patience=90.0):
+def wait_for(condition, patience=180.0):
     until = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"

@@ -2,6 +2,7 @@
 
     training.safetensors       round, model, and the params of a method that averages
     round-RESTART-NNNN.safetensors    what a calibration round came to; replayed in order
+    log.json                   who took part in which round, and who did not
 
 Files are written whole or not at all. The folder is cleared when the run is done.
 """
@@ -21,7 +22,7 @@ from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError
 from fedcal.flower.records import from_record, to_record
 from fedcal.flower.server import Calibrator
-from fedcal.store import nest, read_tensors, unnest, write_tensors
+from fedcal.store import nest, read_json, read_tensors, unnest, write_json, write_tensors
 
 SCHEMA = 1
 
@@ -36,12 +37,14 @@ class Checkpoint:
         """After a training round."""
         c = self.calibrator
         tensors = nest("model", from_record(model)) | nest("scaler", c.state.params)
+        write_json(self.folder / "log.json", {"rounds": c.rounds, "faults": c.faults})
         write_tensors(self.folder / "training.safetensors", tensors, {**self._about(), "training": done})
 
     def save_round(self, outcome: Params) -> None:
         """After a calibration round."""
         c = self.calibrator
         about = {**self._about(), "n": c.n, "fitted": c.fitted}
+        write_json(self.folder / "log.json", {"rounds": c.rounds, "faults": c.faults})
         write_tensors(self._round(c.restarts, c.fitted), outcome, about)
 
     def load(self, model: ArrayRecord) -> tuple[int, ArrayRecord]:
@@ -54,6 +57,8 @@ class Checkpoint:
             raise FedCalError(f"{self.folder} is of another method or federation: delete it, or use another folder")
         done, model = about["training"], to_record(_ordered(unnest("model", tensors), model))
         self._adopt(about)
+        told = read_json(self.folder / "log.json")
+        c.rounds, c.faults = told["rounds"], told["faults"]
         c.state.params = _ordered(unnest("scaler", tensors), c.state.params)
         restarts = [int(found.name.split("-")[1]) for found in self.folder.glob("round-*.safetensors")]
         c.restarts = max(restarts, default=0)
