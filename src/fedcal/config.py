@@ -69,7 +69,7 @@ class Config:
     n_bins: int = _option(15, "Bins of the ECE.", "Running", low=1, high=10_000)
     seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0, high=2**63 - 1)
     device: str = _option("cpu", "cpu, cuda or cuda:N; calibration itself stays on the CPU.", "Running")
-    engine: Literal["auto", "reference"] = _option("auto", "auto (on a GPU, clients side by side as CUDA graphs), or the plain reference loop.", "Running")
+    engine: Literal["auto", "reference"] = _option("auto", "auto (clients side by side: CUDA graphs on a GPU, threads on a CPU), or the plain reference loop.", "Running")
     precision: Literal["bf16", "tf32", "fp32"] = _option("bf16", "Of training on a GPU, by the fast engine; a CPU computes in fp32.", "Running")
     slots: int = _option(10, "Clients that train side by side on a GPU.", "Running", low=1, high=64)
     threads: int | None = _option(None, "CPU threads [default: 1 for logistic and mlp, else PyTorch's choice].", "Running", low=1, high=1024)

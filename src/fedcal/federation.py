@@ -20,6 +20,7 @@ from fedcal.calibrate.rounds import Calibration, Samples, begin, calibration_rou
 from fedcal.config import Config
 from fedcal.data import Client, Dataset, Skew, load, make_clients, skew
 from fedcal.errors import FedCalError
+from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, Trained, average, copy_state, predict, train_in_turn
 from fedcal.learn.models import build
 from fedcal.measure.tally import Tally
@@ -39,7 +40,7 @@ class Federation:
     classes: tuple[str, ...]
     model: nn.Module  # θ; its state is the global model's between rounds
     calibrations: dict[str, Calibration]  # π̄ and every π_c, by method
-    train: Trainer  # how a round's clients are trained: one after the other, or together on a GPU
+    train: Trainer  # how a round's clients are trained: one after the other, or several at once
     round: int = 0
     keep: tuple[
         str, ...
@@ -82,9 +83,11 @@ def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | No
 
 def trainer(config: Config, model: nn.Module, shape: tuple[int, ...]) -> Trainer:
     """The engine that trains a round's clients. Several federations of one model and one way to train may share it."""
-    how = sgd(config)
-    if config.engine == "reference" or next(model.parameters()).device.type == "cpu":
+    how, on_cpu = sgd(config), next(model.parameters()).device.type == "cpu"
+    if config.engine == "reference" or (on_cpu and not cpu.pays(model)):
         return lambda jobs: train_in_turn(model, jobs, how)
+    if on_cpu:
+        return cpu.Engine(model, how, torch.get_num_threads()).train
     from fedcal.learn.fast import Engine
 
     return Engine(model, shape, how, config.precision, config.slots).train

@@ -1,0 +1,101 @@
+"""Convolutional nets on a CPU: the mathematics of local.py, about twice as fast.
+
+- Clients train side by side, one thread each. A round's work is dealt out whole, nobody waits for a neighbour in the middle
+  of a step; and since no sum is split between threads, their number does not change a bit of the result.
+- Tensors are channels-last: convolutions and pooling then run along the channels.
+- A batch goes through the net in pieces whose activations are small enough to be held on to: taking fresh memory from the
+  system for every tensor costs thousands of page faults a step. The pieces' gradients add up to the batch's. Batch
+  normalisation looks across the batch, so nets with it take it whole; for them glibc is told to keep what is freed.
+"""
+
+# pyright: reportPrivateImportUsage=false
+# (PyTorch's own optimisers use the _foreach functions too)
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor, nn
+
+from fedcal.learn.local import SGD, Job, Trained, descend, predict
+
+PIECE = 128  # samples that go through a net at once
+TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # glibc's names for what mallopt sets
+
+
+def pays(model: nn.Module) -> bool:
+    """Whether the net gains: a dense one is too small, and has no channels."""
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def keep_memory() -> None:
+    """Have glibc keep freed memory for the next tensor, and grow by 256 MiB at a time. Elsewhere: nothing."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        for option, value in ((TRIM_THRESHOLD, 2**31 - 1), (TOP_PAD, 256 << 20), (MMAP_MAX, 0)):
+            mallopt(option, value)
+
+
+class Engine:
+    """`train` is `local.train_in_turn` on `threads` clients at a time."""
+
+    def __init__(self, model: nn.Module, how: SGD, threads: int) -> None:
+        self.how, self.threads = how, threads
+        self.idle: SimpleQueue[nn.Module] = SimpleQueue()  # a copy of the model for each thread
+        for _ in range(threads):
+            self.idle.put(copy.deepcopy(model).to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
+        norms = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+        self.piece = how.batch_size if norms else PIECE
+        keep_memory()
+
+    def train(self, jobs: list[Job]) -> list[Trained]:
+        """Train every job's client, longest first; the order in which they share the threads changes nothing."""
+        before, pool = torch.get_num_threads(), ThreadPoolExecutor(self.threads)
+        torch.set_num_threads(1)
+        try:
+            longest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].y))
+            done = {i: pool.submit(self._train, jobs[i]) for i in longest_first}
+            return [done[i].result() for i in range(len(jobs))]
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(before)
+
+    def _train(self, job: Job) -> Trained:
+        model = self.idle.get()
+        try:
+            model.load_state_dict(job.received)
+            before = {name: predict(model, x, self.how.batch_size) for name, x in job.before.items()}
+            loss = self._epochs(model, job)
+            after = {name: predict(model, x, self.how.batch_size) for name, x in job.after.items()}
+            state = {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
+            return Trained(state, loss, before, after)
+        finally:
+            self.idle.put(model)
+
+    def _epochs(self, model: nn.Module, job: Job) -> float:
+        """Algorithm 1, lines 14–19; returns the last epoch's mean loss."""
+        model.train()
+        how, total = self.how, torch.zeros(())
+        params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        received = [p.detach().clone() for p in params] if how.prox_mu else []
+        velocity = [torch.zeros_like(p) for p in params] if how.momentum else []
+        for _ in range(how.epochs):
+            order = torch.from_numpy(job.rng.permutation(len(job.y)))
+            total.zero_()
+            for batch in order.split(how.batch_size):
+                gradients: list[Tensor] = []
+                for piece in batch.split(self.piece):
+                    loss = nn.functional.cross_entropy(model(job.x[piece]), job.y[piece], reduction="sum")
+                    found = torch.autograd.grad(loss / len(batch), params)
+                    if gradients:
+                        torch._foreach_add_(gradients, found)
+                    else:
+                        gradients = list(found)
+                    total += loss.detach()
+                descend(params, gradients, velocity, received, how)
+        return float(total) / len(job.y)
