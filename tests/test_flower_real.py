@@ -93,14 +93,14 @@ def test_equal_to_the_simulator_and_closed_to_strangers(tmp_path):
     with launch.federation(plan) as processes:
         for stranger in strangers:
             processes.start(stranger, strangers[stranger])
-        assert processes.call("run", plan.run(), 150) == 0
+        assert processes.call("run", plan.run(), 300) == 0
         for stranger in strangers:
             assert processes.running[stranger].poll() not in (None, 0)
             assert REFUSED in (plan.flower / "logs" / f"{stranger}.log").read_text()
         check_equal(config, plan.folder)
         second = replace(plan, config=literal.resolve(), folder=tmp_path / "second")
         launch.write_app(second)
-        assert processes.call("run", second.run(), 100) == 0
+        assert processes.call("run", second.run(), 200) == 0
         check_equal(literal, second.folder)
     assert processes.running == {}
     assert len(ear.heard) > 1_000_000  # three rounds of models and more
