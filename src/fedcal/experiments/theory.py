@@ -34,7 +34,7 @@ from fedcal.store import write_bytes
 
 CLIENTS = 5  # each with two classes of its own: together they have all ten
 OWN = synthetic.N_CLASSES // CLIENTS
-MU = 0.001  # small: the ridge alone makes f* under-confident, and the theorem takes f* to be calibrated
+MU = 0.001  # small: the theorem takes f* to be calibrated, and a ridge of 0.01 alone costs f* 10 % ECE (seed 0)
 STEPS = 5  # local steps a round
 SHIFTS = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)  # without any, what is left is slowness, not skew
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8)  # step sizes; beyond 1.6 the first rounds diverge
@@ -195,7 +195,7 @@ def markdown(found: list[dict[str, Any]], config: dict[str, Any], origin: str) -
         floor = np.mean([one["by_rate"][rate]["floor"][i] for one in found])
         lines.append(f"| {r} | {bound(float(G), MU, r):.2g} | {' | '.join(cells)} | {floor:.2g} |")
     star = np.array([one["by_rate"][rate]["star"]["ece"] for one in found])
-    lines += ["", f"f* itself: ECE {spread(star, 4)} (the ridge makes it under-confident).", ""]
+    lines += ["", f"f* itself: ECE {spread(star, 4)}.", ""]
     lines += [f"Growing G, after R = {rounds[-1]} rounds, step size {RATE:g}:", ""]
     lines += ["| share of own classes | G | √(G/2)/(µR²) | " + " | ".join(MEASURES.values()) + " |"]
     lines += ["|---:|" + "---:|" * (len(MEASURES) + 2)]
@@ -255,7 +255,7 @@ def verdict(found: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
     return [
         f"- Does the error fall as 1/R²? {_answer(in_R, -2)}, at the best step size.",
         f"- Does it grow as √G? {_answer(in_G, 0.5)}, at one step size. Part of the error is there without skew too, since "
-        f"FedAvg has not arrived after {rounds[-1]} rounds. Of the rest: {_answer(pure, 0.5)}. (To first order drift is a "
+        f"FedAvg has not arrived after {rounds[-1]} rounds. Does the rest? {_answer(pure, 0.5)}. (To first order drift is a "
         "product of two differences between clients, in gradient and in curvature, that each grow as √G.)",
         f"- Measured error by bound: {ratio[0]:.2g} at R = {rounds[0]}, {ratio[1]:.2g} at R = {rounds[-1]}. An Ω hides a "
         "constant, and the theorem claims only that some function behaves so: no figure here can contradict it, and it "
