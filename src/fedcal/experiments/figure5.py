@@ -1,4 +1,4 @@
-"""Figure 5 (Section 6.5): local and global ECE of λ·π₁ + (1 − λ)·π₂, two clients' scalers, against λ.
+"""Figure 5 (Section 6.4): local and global ECE of λ·π₁ + (1 − λ)·π₂, two clients' scalers, against λ.
 
 `synthetic` is dealt to two clients with high label skew; FedAvg's model is then frozen, and each client fits an
 order-preserving net to its own calibration samples. The two nets have 8 or 64 hidden units, begin at one start or at two
@@ -172,7 +172,7 @@ def markdown(found: list[dict[str, Any]], weights: Sequence[float], origin: str)
 
 
 def claims(at_half: dict[tuple[int, str, str], dict[str, np.ndarray]]) -> list[str]:
-    """The paper's three sentences (Section 6.5), each as differences over seeds."""
+    """The paper's three sentences (Section 6.4), each as differences over seeds."""
     plain, matched = MATCHED
     lines = [
         "**Averaging two scalers calibrates better globally than either alone** (λ = ½ less one client's, global ECE):"
