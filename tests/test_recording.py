@@ -18,7 +18,7 @@ NAMES = ("uncal", "val-ts", "fed-ts", "fedcal", "fedcal-literal")
 def recorded(tmp_path_factory):
     where = tmp_path_factory.mktemp("cells")
     said = []
-    folders = cells.train([CELL], where / "runs", said.append)
+    folders = list(cells.train([CELL], where / "runs", said.append))
     found = cells.fit(folders, where / "results", said.append, NAMES, workers=1)
     return where, folders, found[0], said
 
@@ -44,7 +44,7 @@ def test_rounds_are_kept_and_read_by_kind(recorded):
 def test_a_second_time_nothing_is_done_again(recorded, monkeypatch):
     where, folders, found, _ = recorded
     monkeypatch.setattr(cells, "_train_group", lambda *a: pytest.fail("trained again"))
-    monkeypatch.setattr(cells, "measure_cell", lambda *a: pytest.fail("measured again"))
-    assert cells.train([CELL], where / "runs", print) == folders
+    monkeypatch.setattr(cells, "fit_cell", lambda *a: pytest.fail("measured again"))
+    assert list(cells.train([CELL], where / "runs", print)) == folders
     assert cells.fit(folders, where / "results", print, NAMES) == [found]
     assert json.loads(json.dumps(found))["training"]["commit"]

@@ -246,8 +246,13 @@ def _tally(calibration: Calibration, logits: torch.Tensor, client: Client, own: 
 
 
 def _on(client: Client, device: torch.device) -> Client:
-    parts = {name: value.to(device) for name, value in vars(client).items() if isinstance(value, torch.Tensor)}
-    return Client(client.name, **parts)
+    """The client's tensors there; on a GPU images are channels-last, as its engine wants them."""
+
+    def moved(value: torch.Tensor) -> torch.Tensor:
+        images = value.ndim == 4 and device.type == "cuda"
+        return value.to(device, memory_format=torch.channels_last if images else torch.preserve_format)
+
+    return Client(client.name, **{k: moved(v) for k, v in vars(client).items() if isinstance(v, torch.Tensor)})
 
 
 def _device(name: str) -> torch.device:

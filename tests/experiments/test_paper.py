@@ -31,7 +31,8 @@ def short():
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     where = tmp_path_factory.mktemp("paper")
-    folders = cells.train([*CELLS, replace(SMALL, partition="iid")], where / "runs", lambda text: None, tune=True)
+    wanted = [*CELLS, replace(SMALL, partition="iid")]
+    folders = list(cells.train(wanted, where / "runs", lambda text: None, tune=True))
     return where, folders, cells.fit(folders, where / "cells", lambda text: None, NAMES, workers=1)
 
 

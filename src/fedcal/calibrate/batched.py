@@ -1,4 +1,4 @@
-"""Many clients' scaler nets trained at once: `fit.train_scaler` for a simulation, on a GPU if there is one.
+"""Many clients' scaler nets trained at once: `fit.train_scaler` for a simulation.
 
 A K-64-64-K net on a few hundred logits is all overhead. Stacked, the nets of a hundred clients, of one federation or of
 several, take hardly longer than one. The same mathematics as one by one; sums run in another order, so results agree to
@@ -22,11 +22,11 @@ from fedcal.calibrate.scalers import Params, unflatten
 from fedcal.calibrate.stream import Samples
 from fedcal.seeds import torch_rng
 
-ROWS = {"cpu": 1 << 12, "cuda": 1 << 18}  # samples in a stack: what fits a core's cache, or fills a GPU
+ROWS = 1 << 12  # samples in a stack: what fits a core's cache
 
 
 def calibration_rounds(
-    states: Sequence[Calibration], samples: Sequence[Mapping[str, Samples]], seeds: Sequence[int], device: str = "cpu"
+    states: Sequence[Calibration], samples: Sequence[Mapping[str, Samples]], seeds: Sequence[int]
 ) -> None:
     """`rounds.calibration_round` of several federations under the same kind of FedCal, all clients at once."""
     method = states[0].method
@@ -39,7 +39,7 @@ def calibration_rounds(
             starts.append(start)
             remarks.append(notes)
     given = [pair for mine in samples for pair in mine.values()]
-    trained = train_scalers(starts, method.apply, given, method.training, device)
+    trained = train_scalers(starts, method.apply, given, method.training)
     results = iter(zip(trained, remarks, strict=True))
     for state, mine in zip(states, samples, strict=True):
         updates = {}
@@ -54,7 +54,6 @@ def train_scalers(
     apply: Callable[[Params, Tensor], Tensor],
     samples: Sequence[Samples],
     how: Training,
-    device: str = "cpu",
 ) -> list[tuple[Params, int]]:
     """`fit.train_scaler` of each start on its samples."""
     done: list[tuple[Params, int]] = [(start, 0) for start in starts]
@@ -62,9 +61,9 @@ def train_scalers(
     ready.sort(key=lambda i: len(samples[i][1]))
     while ready:  # like sizes together, the largest first
         longest = len(samples[ready[-1]][1])
-        count = max(1, ROWS[torch.device(device).type] // longest)
+        count = max(1, ROWS // longest)
         ready, some = ready[:-count], ready[-count:]
-        fits = _train_stack([starts[i] for i in some], apply, [samples[i] for i in some], how, device)
+        fits = _train_stack([starts[i] for i in some], apply, [samples[i] for i in some], how)
         for i, fit in zip(some, fits, strict=True):
             done[i] = fit
     return done
@@ -75,7 +74,6 @@ def _train_stack(
     apply: Callable[[Params, Tensor], Tensor],
     samples: list[Samples],
     how: Training,
-    device: str,
 ) -> list[tuple[Params, int]]:
     """One stack: clients of fewer samples are filled up with rows of no weight."""
     n, k = max(len(labels) for _, labels in samples), samples[0][0].shape[1]
@@ -86,19 +84,18 @@ def _train_stack(
         x[i, : len(labels)], y[i, : len(labels)] = logits, labels
         weight[i, : len(labels)] = ~held / (~held).sum()
         stop[i, : len(labels)] = held / held.sum()
-    x, y, weight, stop = (value.to(device) for value in (x, y, weight, stop))
     like = starts[0]
-    flat = torch.stack([torch.cat([value.flatten() for value in start.values()]) for start in starts]).to(device)
+    flat = torch.stack([torch.cat([value.flatten() for value in start.values()]) for start in starts])
     decay = torch.cat([torch.full((v.numel(),), how.lr * how.weight_decay * (v.ndim > 1)) for v in like.values()])
-    adam = Adam(flat, how.lr, decay.to(device))
+    adam = Adam(flat, how.lr, decay)
 
     def losses(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
         each = torch.nn.functional.cross_entropy(apply(unflatten(flat, like), x), y, reduction="none")
         return each @ weight, each @ stop
 
     slope = torch.vmap(torch.func.grad(losses, has_aux=True))
-    best, best_loss = flat.clone(), torch.full((len(samples),), math.inf, device=device)
-    best_step, active = torch.zeros(len(samples), dtype=torch.int64, device=device), torch.ones_like(best_loss) > 0
+    best, best_loss = flat.clone(), torch.full((len(samples),), math.inf)
+    best_step, active = torch.zeros(len(samples), dtype=torch.int64), torch.ones_like(best_loss) > 0
     for step in range(how.steps + 1):
         gradient, loss = slope(flat, x, y, weight, stop)
         better = active & (loss < best_loss)
@@ -108,5 +105,4 @@ def _train_stack(
         if not bool(active.any()):
             break
         adam.step(gradient.nan_to_num())  # of those that have stopped too: nothing is looked at any more
-    best = best.cpu()
     return [(unflatten(row, like), steps) for row, steps in zip(best, best_step.tolist(), strict=True)]

@@ -26,10 +26,9 @@ def reproduce(
         wanted = [cell for cell in wanted if cell.data in data]
         if not wanted:
             raise FedCalError(f"{name} has no cells of {', '.join(data)}: leave --data out")
-    folders = cells.train(wanted, runs, say, tune=name == "ensemble")
     if name == "ensemble":
-        module.present([module.measure(folder) for folder in folders], out)
+        module.present([module.measure(folder) for folder in cells.train(wanted, runs, say, tune=True)], out)
         return out / "ensemble.md"
-    results = cells.fit(folders, out / "cells", say, device=device.partition(":")[0])
+    results = cells.fit(cells.train(wanted, runs, say), out / "cells", say)
     module.present(results, out, *([runs] if name == "figure2" else []))
     return out / f"{name}.md"

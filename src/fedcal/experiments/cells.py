@@ -1,8 +1,8 @@
 """A cell of a table: one federation, trained once, recorded, and every method fitted on the record.
 
 `train` runs cells of one data set and one way to train together on a GPU (their clients share it), or one after the other
-on a CPU. `fit` fits all methods: FedCal's nets for all cells at once, on the GPU if there is one, the others in worker
-processes. Both skip what is there already, so that work goes on where it stopped.
+on a CPU. `fit` fits all methods in worker processes, a cell each, while `train` goes on with the next. Both skip what is
+there already, so that work goes on where it stopped.
 
     RUNS/NAME/          the recording of a cell, and its scalers (large; never committed)
     RESULTS/NAME.json   config, commit, device, seconds, and every method's metrics
@@ -17,7 +17,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from fedcal.measure.tally import Tally, over_clients, pooled
 from fedcal.recording import Recording, write_final, write_round
 from fedcal.run import finite
 from fedcal.seeds import numpy_rng
-from fedcal.store import read_json, write_json, write_tensors
+from fedcal.store import read_json, read_tensors, write_json, write_tensors
 
 KEEP = "local/train"  # what Algorithm 1 as printed is fitted on
 METHOD_NAMES = (*METHODS, "fedcal-plus-keep")  # the flagship in both modes
@@ -68,10 +68,14 @@ def method(name: str) -> Method:
 # --- training ------------------------------------------------------------------------------------------------------
 
 
-def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> list[Path]:
-    """Record every cell that is not recorded yet. `tune` also keeps what clients' models become after one more round."""
+def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> Iterator[Path]:
+    """Record every cell that is not recorded yet, and give its folder; those that are come first.
+
+    `tune` also keeps what clients' models become after one more round.
+    """
     cells = [cell.resolve() for cell in cells]
     waiting = [cell for cell in cells if not (runs / name_of(cell) / "final.safetensors").exists()]
+    yield from (runs / name_of(cell) for cell in cells if cell not in waiting)
     groups: dict[tuple[Any, ...], list[Config]] = {}
     for cell in waiting:
         alone = cell.seed if cell.device == "cpu" else None
@@ -79,7 +83,7 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> 
         groups.setdefault((*key, cell.beta if alone is not None else None, alone), []).append(cell)
     for group in groups.values():
         _train_group(group, runs, say, tune)
-    return [runs / name_of(cell) for cell in cells]
+        yield from (runs / name_of(cell) for cell in group)
 
 
 def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
@@ -112,10 +116,11 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
         for future in written:
             future.result()
     seconds = time.perf_counter() - training
-    for state in states:
+    for cell, state in zip(cells, states, strict=True):
         folder = runs / name_of(state.config)
         speed = {"seconds": seconds / len(cells), "together": len(cells), "ms_a_step": 1000 * seconds / steps}
-        about = {**speed, **machine()}
+        methods = [name for name in cell.method if state.keep or method(name).schedule != "interleaved"]
+        about = {**speed, **machine(), "methods": methods}
         model = {name: value.cpu() for name, value in state.model.state_dict().items()}
         write_tensors(folder / "model.safetensors", model, {"schema": 1, **about})
         if tune:
@@ -159,32 +164,42 @@ def _tune(state: federation.Federation, folder: Path) -> None:
 
 
 def fit(
-    folders: Sequence[Path], results: Path, say: Say, names: Sequence[str] = METHOD_NAMES, device: str = "cpu",
-    workers: int | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Fit and measure every method on every recorded cell; returns the cells' results."""
-    began = time.perf_counter()
-    waiting = [folder for folder in folders if not _finished(folder, results, names)]
-    if waiting:
-        _fit_nets(waiting, [name for name in names if isinstance(method(name), FedCal)], say, device)
-    workers = min(workers or os.cpu_count() or 1, max(1, len(waiting)))
-    if workers > 1:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            tasks = [pool.submit(measure_cell, folder, results, tuple(names)) for folder in waiting]
-            for i, task in enumerate(tasks, start=1):
-                say(f"measured {i} of {len(tasks)}: {task.result()}, {time.perf_counter() - began:.0f} s")
-    else:
-        for i, folder in enumerate(waiting, start=1):
-            done = measure_cell(folder, results, tuple(names))
-            say(f"measured {i} of {len(waiting)}: {done}, {time.perf_counter() - began:.0f} s")
-    return [read_json(results / f"{folder.name}.json") for folder in folders]
+    folders: Iterable[Path], results: Path, say: Say, names: Sequence[str] = METHOD_NAMES, workers: int | None = None
+) -> list[dict[str, Any]]:
+    """Fit and measure every method on every recorded cell; returns the cells' results.
+
+    Folders may come from `train` itself: a cell is fitted while the next ones are being trained.
+    """
+    began, known = time.perf_counter(), []
+    workers, spawn = workers or os.cpu_count() or 1, multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, initializer=_in_background) as pool:
+        submit = pool.submit if workers > 1 else _at_once
+        tasks: list[Future[str]] = []
+        for folder in folders:
+            known.append(folder)
+            if not _finished(folder, results, names):
+                tasks.append(submit(fit_cell, folder, results, tuple(names)))
+        for i, task in enumerate(tasks, start=1):
+            say(f"fitted {i} of {len(tasks)}: {task.result()}, {time.perf_counter() - began:.0f} s")
+    return [read_json(results / f"{folder.name}.json") for folder in known]
+
+
+def _in_background() -> None:
+    """A worker: one thread, and behind whoever trains."""
+    torch.set_num_threads(1)
+    os.nice(10)
+
+
+def _at_once(task: Callable[..., str], *args: Any) -> Future[str]:
+    future: Future[str] = Future()
+    future.set_result(task(*args))
+    return future
 
 
 def possible(folder: Path, names: Sequence[str]) -> list[str]:
-    """Those of the methods that the record allows: what runs within training rounds needs the rounds."""
-    rounds = (folder / "rounds").exists()
-    return [name for name in names if rounds or method(name).schedule != "interleaved"]
+    """Those of the methods that the cell was recorded for: what runs within training rounds needs the rounds."""
+    asked = read_tensors(folder / "final.safetensors")[1]["methods"]
+    return [name for name in names if name.removesuffix("-keep") in asked]
 
 
 def _finished(folder: Path, results: Path, names: Sequence[str]) -> bool:
@@ -192,30 +207,7 @@ def _finished(folder: Path, results: Path, names: Sequence[str]) -> bool:
     return path.exists() and set(possible(folder, names)) <= set(read_json(path)["methods"])
 
 
-def _fit_nets(folders: Sequence[Path], names: Sequence[str], say: Say, device: str) -> None:
-    """FedCal and its ablations on all cells of one number of classes at once."""
-    for name in names:
-        wanted = [f for f in folders if name in possible(f, names)]
-        waiting = [Recording(f) for f in wanted if not (f / "scalers" / f"{name}.safetensors").exists()]
-        for k in sorted({record.n_classes for record in waiting}):
-            began = time.perf_counter()
-            records = [record for record in waiting if record.n_classes == k]
-            seeds = [record.config.seed for record in records]
-            states = [begin(method(name), k, seed) for seed in seeds]
-            if method(name).schedule == "interleaved":
-                for t in range(1, max(record.config.rounds for record in records) + 1):
-                    now = [i for i, record in enumerate(records) if t <= record.config.rounds]
-                    looks = [records[i].round(t, KEEP) for i in now]
-                    calibration_rounds([states[i] for i in now], looks, [seeds[i] for i in now], device)
-            frozen = [{n: pair for n, pair in r.samples().items() if len(pair[1])} for r in records]
-            for _ in range(method(name).rounds):
-                calibration_rounds(states, frozen, seeds, device)
-            for record, state in zip(records, states, strict=True):
-                save_scaler(record.folder / "scalers" / f"{name}.safetensors", state, name)
-            say(f"{name}, {len(records)} cells of {k} classes: {time.perf_counter() - began:.0f} s")
-
-
-def measure_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
+def fit_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
     """The methods that are not fitted yet, then everyone's metrics on the test data."""
     record, began = Recording(folder), time.perf_counter()
     methods: dict[str, Any] = {}
@@ -224,8 +216,7 @@ def measure_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
         if path.exists():
             calibration = load_scaler(path)[1]
         else:
-            options: dict[str, Any] = {"accuracy": "keep"} if name == "fedcal-plus-keep" else {}
-            calibration = calibrate(record.samples(), name.removesuffix("-keep"), seed=record.config.seed, **options)
+            calibration = _fit(record, name)
             save_scaler(path, calibration, name.removesuffix("-keep"))
         methods[name] = measure(calibration, record)
     config = {key: value for key, value in record.config.to_dict().items() if not key.startswith("scaler_")}
@@ -241,6 +232,21 @@ def measure_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
     }
     write_json(results / f"{folder.name}.json", finite(content))
     return folder.name
+
+
+def _fit(record: Recording, name: str) -> Calibration:
+    seed = record.config.seed
+    if not isinstance(method(name), FedCal):
+        options: dict[str, Any] = {"accuracy": "keep"} if name == "fedcal-plus-keep" else {}
+        return calibrate(record.samples(), name.removesuffix("-keep"), seed=seed, **options)
+    state = begin(method(name), record.n_classes, seed)  # all clients' nets at once
+    if method(name).schedule == "interleaved":
+        for t in range(1, record.config.rounds + 1):
+            calibration_rounds([state], [record.round(t, KEEP)], [seed])
+    frozen = {name: pair for name, pair in record.samples().items() if len(pair[1])}
+    for _ in range(method(name).rounds):
+        calibration_rounds([state], [frozen], [seed])
+    return state
 
 
 def measure(calibration: Calibration, record: Recording) -> dict[str, Any]:

@@ -7,6 +7,8 @@ federations, if given) are dealt to them, longest first.
 
 The last batch of an epoch is smaller. Graphs have fixed shapes, so it is filled up with rows of label -100, which
 `cross_entropy` leaves out, and so does batch_norm.py, for the one layer that looks across rows.
+
+What a small net's step spends most of its time on is moving activations: batch_norm.py and pool.py fuse what can be fused.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -21,8 +23,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedcal.learn.batch_norm import batch_norm
+from fedcal.learn.batch_norm import norm_relu
 from fedcal.learn.local import SGD, Job, State, Trained, descend
+from fedcal.learn.models import NormReLU, PoolReLU
+from fedcal.learn.pool import pool_relu
 
 Precision = Literal["fp32", "tf32", "bf16"]
 IGNORED = -100  # the label of a row that only fills a batch up: cross_entropy's ignore_index
@@ -63,9 +67,10 @@ class Engine:
         active = [(slot, _chain(jobs_of)) for slot, jobs_of in zip(self.slots, work, strict=True) if jobs_of]
         while active:
             for slot, steps in list(active):
-                with torch.cuda.stream(slot.stream):
-                    if next(steps, "done") == "done":
-                        active.remove((slot, steps))
+                torch.cuda.set_stream(slot.stream)
+                if next(steps, "done") == "done":
+                    active.remove((slot, steps))
+        torch.cuda.set_stream(here)
         for slot in self.slots:
             here.wait_stream(slot.stream)
         losses = torch.stack([found["total"] for found in outcomes]).tolist()
@@ -103,12 +108,16 @@ class Slot:
         self.y = torch.zeros(how.batch_size, dtype=torch.int64, device=device)
         self.total = torch.zeros((), device=device)
         self.rows = torch.ones(1, dtype=torch.int32, device=device)
-        norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        norms = [m for m in self.model.modules() if isinstance(m, NormReLU)]
+        pools = [m for m in self.model.modules() if isinstance(m, PoolReLU)]
+        self.counters = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
         for norm in norms:
-            norm.forward = lambda input, norm=norm: batch_norm(norm, input, self.rows)
+            norm.forward = lambda input, shortcut=None, norm=norm: norm_relu(norm, input, shortcut, self.rows)
+        for pool in pools:
+            pool.forward = pool_relu
         self.step = self._record(self._train)
-        for norm in norms:
-            del norm.forward
+        for module in (*norms, *pools):
+            del module.forward
         self.model.eval()
         self.logits = torch.empty(0)
         self.look = self._record(self._look)
@@ -116,6 +125,7 @@ class Slot:
     def run(self, job: Job, orders: tuple[Tensor, ...], found: dict[str, Any]) -> Iterator[None]:
         """A job, a pause after each step; what comes of it is put into `found`."""
         size = self.how.batch_size
+        source, place = job.x.movedim(1, -1), self.x.movedim(1, -1)  # as they lie in memory: channels last
         self._receive(job.received)
         found["before"], found["after"] = {}, {}
         yield from self._look_at(job.before, found["before"])
@@ -123,8 +133,8 @@ class Slot:
             self.total.zero_()
             for batch in order.split(size):
                 n = len(batch)
-                self.x[:n].copy_(job.x[batch])
-                self.y[:n].copy_(job.y[batch])
+                torch.index_select(source, 0, batch, out=place[:n])
+                torch.index_select(job.y, 0, batch, out=self.y[:n])
                 if n < size:
                     self.y[n:].fill_(IGNORED)
                 self.step.replay()
@@ -155,6 +165,8 @@ class Slot:
         autocast = torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
         self.model.train()
         self.rows.copy_((self.y != IGNORED).sum())
+        if self.counters:
+            torch._foreach_add_(self.counters, 1)
         with autocast:
             loss = nn.functional.cross_entropy(self.model(self.x), self.y, ignore_index=IGNORED)
         gradients = list(torch.autograd.grad(loss, self.params))

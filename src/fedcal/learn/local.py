@@ -101,7 +101,7 @@ def average(states: list[State], by: Sequence[float]) -> State:
     names = [name for name, value in states[0].items() if value.is_floating_point()]
     total = [torch.zeros_like(states[0][name], dtype=torch.float64) for name in names]
     for state, weight in zip(states, weights, strict=True):
-        torch._foreach_add_(total, [state[name].double() for name in names], alpha=weight)
+        torch._foreach_add_(total, [state[name] for name in names], alpha=weight)
     means = dict(zip(names, total, strict=True))
     return {name: means[name].to(v.dtype) if name in means else v.clone() for name, v in states[0].items()}
 
