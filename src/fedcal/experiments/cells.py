@@ -185,7 +185,8 @@ def fit(
 
 
 def _in_background() -> None:
-    """A worker: one thread, and behind whoever trains."""
+    """A worker: one thread, no GPU, and behind whoever trains."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
     os.nice(10)
 

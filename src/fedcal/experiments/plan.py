@@ -42,7 +42,7 @@ def table1(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
 def momentum(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
     """Table 1's federations trained without momentum."""
     sets = DATA[:1] if quick else DATA
-    return [c for data in sets for c in paper_cells(data, BETAS, seeds, device, quick, momentum=0.0)]
+    return [c for data in sets for c in paper_cells(data, BETAS, seeds, device, quick, momentum=0.0, method=PLAIN)]
 
 
 def table2(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
