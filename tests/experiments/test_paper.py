@@ -45,9 +45,10 @@ def test_table1_prints_means_and_the_paper_s_ratio(made):
     assert f"{100 * np.mean(eces['fedcal-plus'][:2]):.2f} ± {100 * np.std(eces['fedcal-plus'][:2], ddof=1):.2f}" in text
     sums = {name: np.mean(found[:2]) + found[2] for name, found in eces.items()}  # a cell's seeds count once
     expected = 100 * (sums["fedcal"] / sums["ens"] - 1)
-    assert found["ratios"]["fedcal / ens"] == {"change": pytest.approx(expected), "cells": 2}
+    assert found["ratios"]["fedcal / ens"] == {"change": pytest.approx(expected), "cells": 2, "seeds": 2}
     assert f"{expected:+.1f}" in text
     assert "\\begin{tabular}" in (where / "table1.tex").read_text()
+    assert (where / "table1.png").stat().st_size > 5000
 
 
 def test_the_paper_s_own_headline_follows_from_its_table():

@@ -53,17 +53,17 @@ def present(results: Sequence[Result], out: Path, runs: Path) -> None:
             axes = fig.add_subplot(where)
             record = Recording(runs / some[0]["name"])
             errors = some[0]["methods"]["uncal"]["local"]["ece_by_client"]
-            worst = record.names[int(np.nanargmax(np.array(errors, float)))]
-            logits, labels = record.samples("test")[worst]
+            worst = int(np.nanargmax(np.array(errors, float)))
+            logits, labels = record.samples("test")[record.names[worst]]
             bins = Reliability.of(logits.softmax(dim=1), labels)
             confidence, accuracy = bins.curve()
             axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=0.8)
             axes.plot(confidence, accuracy, color=ACCENT, marker="o", label="reliability")
-            counts = record.train_counts[record.names.index(worst)].double()
+            counts = record.train_counts[worst].double()
             density = (counts / counts.max()).numpy()
             axes.plot(
                 np.linspace(0, 1, len(density)), density, color=GAP, linestyle="--", label="class density, by label"
             )
-            axes.set(title=f"{kind}: {worst}", xlabel="confidence")
-        axes.legend()
+            axes.set(title=f"{kind}: client {worst + 1}", xlabel="confidence")
+        fig.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         save(fig, out / "figure2.png")

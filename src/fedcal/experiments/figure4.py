@@ -33,6 +33,7 @@ def present(results: Sequence[Result], out: Path) -> None:
     """figure4.{json,md,tex,png}. Local errors are with each client's own scaler, as the paper's."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     from fedcal.report.figures import ACCENT, GAP, MUTED, STYLE, save
 
@@ -60,6 +61,8 @@ def present(results: Sequence[Result], out: Path) -> None:
                     how = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 2.5}
                     axes.plot(x, lines[key, kind, name], **how, label=LABELS[name])
             axes.set(title=title, xlabel="−log β", yscale="log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
         panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
         save(fig, out / "figure4.png")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedcal.experiments.cells import METHOD_NAMES
 from fedcal.experiments.plan import table1 as cells
 from fedcal.experiments.present import LABELS, Result, Spread, Table, by, figures, metric, over_seeds, write
 
@@ -48,7 +49,7 @@ __all__ = ["PAPER", "cells", "present"]
 
 
 def present(results: Sequence[Result], out: Path) -> None:
-    """table1.{json,md,tex}: accuracy, every method's global ECE, the floor; sums and the headline's ratios."""
+    """table1.{json,md,tex,png}: accuracy, every method's global ECE, the floor; sums and the headline's ratios."""
     groups = by(results, "data", "beta")
     rows, sums = [], dict.fromkeys(COLUMNS, 0.0)
     for (data, beta), some in groups.items():
@@ -73,23 +74,84 @@ def present(results: Sequence[Result], out: Path) -> None:
     )
     ratios = {}
     for ours_name, theirs in RATIOS:
-        pairs = [
-            (over_seeds(some, metric(ours_name)), over_seeds(some, metric(theirs)), key) for key, some in groups.items()
-        ]
-        both = [(a.mean, b.mean, key) for a, b, key in pairs if a and b]
+        has_both = [[r for r in some if {ours_name, theirs} <= set(r["methods"])] for some in groups.values()]
+        pairs = [(over_seeds(some, metric(ours_name)), over_seeds(some, metric(theirs))) for some in has_both]
+        both = [(a.mean, b.mean) for a, b in pairs if a and b]
         if both:
-            change = 100 * (sum(a for a, _, _ in both) / sum(b for _, b, _ in both) - 1)
-            ratios[f"{ours_name} / {theirs}"] = {"change": change, "cells": len(both)}
+            change = 100 * (sum(a for a, _ in both) / sum(b for _, b in both) - 1)
+            ratios[f"{ours_name} / {theirs}"] = {
+                "change": change,
+                "cells": len(both),
+                "seeds": max(len(s) for s in has_both),
+            }
     headline = Table(
         "As the paper computes it: 1 − ΣECE / ΣECE over the cells",
-        ["", "against", "change of the sum, %", "cells", "paper"],
+        ["", "against", "change of the sum, %", "cells", "seeds", "paper"],
         [
-            [LABELS[a], LABELS[b], f"{r['change']:+.1f}", r["cells"], _claim(a, b)]
+            [LABELS[a], LABELS[b], f"{r['change']:+.1f}", r["cells"], r["seeds"], _claim(a, b)]
             for (a, b), r in ((key.split(" / "), value) for key, value in ratios.items())
         ],
     )
     content = {"cells": figures(results), "sums": {k: v for k, v in sums.items() if v == v}, "ratios": ratios}
-    write(out, "table1", content, [ours, beside, headline])
+    write(out, "table1", content, [ours, beside, headline, _all_methods(list(groups.values()))])
+    _draw(groups, out / "table1.png")
+
+
+def _all_methods(groups: Sequence[Sequence[Result]]) -> Table:
+    """Every method over all cells: errors of the global scaler pooled and at the clients, and of a client's own."""
+    kept = [n for n in METHOD_NAMES if all(any(n in result["methods"] for result in some) for some in groups)]
+
+    def sums(name: str, kind: str, *keys: str) -> list[float]:
+        return [sum(s.mean for some in groups if (s := over_seeds(some, metric(name, kind, key)))) for key in keys]
+
+    rows, n = [], len(groups)
+    for name in kept:
+        ece, floor, nll, accuracy = sums(name, "global", "ece", "ece_floor", "nll", "accuracy")
+        rest = [accuracy, *sums(name, "local", "ece"), *sums(name, "own", "ece", "ece_floor", "accuracy")]
+        rows.append(
+            [f"`{name}`", f"{ece:.2f}", f"{floor:.2f}", f"{nll / n / 100:.4f}", *(f"{v / n:.2f}" for v in rest)]
+        )
+    head = ["method", "Σ global ECE", "Σ floor", "NLL", "accuracy", "ECE at the clients", "with their own scaler"]
+    title = f"All methods, {n} cells (means over seeds and, but for Σ, over cells; in %)"
+    return Table(title, [*head, "its floor", "accuracy with it"], rows)
+
+
+def _draw(groups: Mapping[tuple[str, float], Sequence[Result]], path: Path) -> None:
+    """A panel for each data set: global ECE against β, and the noise floor."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    from fedcal.report.figures import ACCENT, GAP, MUTED, NOISE, STYLE, save
+
+    lines = {
+        "uncal": (MUTED, "-"), "ens": (MUTED, ":"), "val-ts": (MUTED, "--"), "fedcal": (ACCENT, "-"),
+        "fedcal-literal": (ACCENT, ":"), "fedcal-plus": (GAP, "-"),
+    }  # fmt: skip
+    with rc_context(STYLE):
+        sets = list(dict.fromkeys(data for data, _ in groups))
+        fig = Figure(figsize=(2.4 * len(sets) + 1.4, 2.9), layout="constrained")
+        panels = fig.subplots(1, len(sets), squeeze=False)[0]
+        for axes, data in zip(panels, sets, strict=True):
+            betas = sorted((beta for d, beta in groups if d == data), reverse=True)
+            for name, (colour, dash) in lines.items():
+                found = [over_seeds(groups[data, beta], metric(name)) for beta in betas]
+                if all(found):
+                    means, errors = [s.mean for s in found if s], [s.std for s in found if s]
+                    how = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 2.5}
+                    axes.errorbar(range(len(betas)), means, errors, **how, elinewidth=0.6, label=LABELS[name])
+            floors = [over_seeds(groups[data, beta], metric("fedcal-plus", key="ece_floor")) for beta in betas]
+            if all(floors):
+                axes.plot(range(len(betas)), [s.mean for s in floors if s], color=NOISE, label="noise floor")
+            axes.set(
+                title=data, xlabel="β", yscale="log", xticks=range(len(betas)), xticklabels=[f"{b:g}" for b in betas]
+            )
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        panels[0].set_ylabel("global ECE, %")
+        panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        save(fig, path)
 
 
 def _beside(some: Sequence[Result], paper: tuple[float, ...]) -> list[str]:
