@@ -37,13 +37,12 @@ print("equal")
 
 POOL_RELU = """
 import torch
-from fedcal.learn.models import PoolReLU
 from fedcal.learn.pool import pool_relu
 torch.manual_seed(0)
 for c, h, w in ((16, 4, 6), (5, 7, 4), (3, 2, 2)):
     x = torch.randint(-3, 4, (3, c, h, w)).float().to(memory_format=torch.channels_last)  # many draws
     a, b = (x.clone().requires_grad_() for _ in range(2))
-    out, expected = pool_relu(a), PoolReLU()(b)
+    out, expected = pool_relu(a), torch.relu(torch.nn.functional.max_pool2d(b, 2))
     slope = torch.randn_like(out)
     assert torch.equal(out, expected)
     assert torch.equal(torch.autograd.grad(out, a, slope)[0], torch.autograd.grad(expected, b, slope)[0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedcal import FedCalError
-from fedcal.learn.models import MODELS, build
+from fedcal.learn.models import MODELS, ConvPoolReLU, build
 
 
 def n_parameters(name, shape=(3, 32, 32), k=10):
@@ -43,10 +43,14 @@ def test_cnn_takes_images_of_many_sizes(name, shape):
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
 
-def test_pooling_before_relu_changes_nothing():
-    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    pool = torch.nn.MaxPool2d(2)
-    assert torch.equal(torch.relu(pool(x)), pool(torch.relu(x)))
+def test_bias_and_relu_after_the_pooling_change_nothing():
+    layer = ConvPoolReLU(3, 8, 3, padding=1)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    x[0] = 0.0  # every pixel of a window is its largest: the first one gets the gradient
+    usual = torch.nn.functional.max_pool2d(torch.relu(torch.nn.Conv2d.forward(layer, x)), 2)
+    assert torch.allclose(layer(x), usual, atol=1e-6)
+    ours, theirs = (torch.autograd.grad((out**2).sum(), list(layer.parameters())) for out in (layer(x), usual))
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_what_does_not_fit_is_refused():

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fedcal.learn.batch_norm import norm_relu
 from fedcal.learn.local import SGD, Job, State, Trained, descend
-from fedcal.learn.models import NormReLU, PoolReLU
+from fedcal.learn.models import ConvPoolReLU, NormReLU
 from fedcal.learn.pool import pool_relu
 
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -109,12 +109,12 @@ class Slot:
         self.total = torch.zeros((), device=device)
         self.rows = torch.ones(1, dtype=torch.int32, device=device)
         norms = [m for m in self.model.modules() if isinstance(m, NormReLU)]
-        pools = [m for m in self.model.modules() if isinstance(m, PoolReLU)]
+        pools = [m for m in self.model.modules() if isinstance(m, ConvPoolReLU)]
         self.counters = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
         for norm in norms:
             norm.forward = lambda input, shortcut=None, norm=norm: norm_relu(norm, input, shortcut, self.rows)
         for pool in pools:
-            pool.forward = pool_relu
+            pool.forward = lambda input, pool=pool: pool_relu(nn.Conv2d.forward(pool, input))
         self.step = self._record(self._train)
         for module in (*norms, *pools):
             del module.forward

@@ -1,4 +1,4 @@
-"""models.PoolReLU as Triton kernels: for fast.py.
+"""The end of models.ConvPoolReLU as Triton kernels: for fast.py.
 
 PyTorch keeps eight bytes a pooled value to remember where it came from. Here the place is found again: the four values are
 read once more, and ReLU goes along for nothing.
