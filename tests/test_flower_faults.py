@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from flwr.app import Error, Message
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAdam, FedAvg, FedAvgM
 
 import fedcal
 from fedcal import FedCalError
@@ -204,6 +204,39 @@ def test_killed_server_goes_on_from_its_checkpoint(tmp_path):
     said, once = ([(r["phase"], r["took_part"]) for r in one.report()["rounds"]] for one in (strategy, whole))
     assert said == once  # also of the rounds before it was killed
     assert (tmp_path / "scaler.safetensors").exists() and not (tmp_path / "checkpoint").exists()
+
+
+INNER = {
+    "FedAdam": lambda: FedAdam(fraction_evaluate=0.0, eta=0.01),
+    "FedAvgM": lambda: FedAvgM(fraction_evaluate=0.0, server_momentum=0.9),
+    "adaptive clipping around FedAdam": lambda: DifferentialPrivacyServerSideAdaptiveClipping(
+        FedAdam(fraction_evaluate=0.0, eta=0.01), 0.0, 4, clipped_count_stddev=0.0
+    ),
+}
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_a_strategys_own_state_is_in_the_checkpoint(tmp_path, inner):
+    """Killed in the third training round: moments, momentum and clipping norm are those of the unbroken run."""
+    config = config_of("heart", "fed-ts")
+    whole, model = flower(config, grid_of(config), INNER[inner]())
+    with pytest.raises(SystemExit):
+        flower(config, grid_of(config, killing(4 * 2 + 1)), INNER[inner](), folder=tmp_path)
+    again, arrays = flower(config, grid_of(config), INNER[inner](), folder=tmp_path)
+    assert again.report()["training_rounds"] == ROUNDS and len(again.report()["rounds"]) == len(whole.report()["rounds"])
+    assert distance(arrays.to_torch_state_dict(), model.to_torch_state_dict()) == 0
+    assert distance(again.calibration.params, whole.calibration.params) == 0
+
+
+def test_settings_are_the_apps_and_another_strategys_state_is_refused(tmp_path):
+    config = config_of("heart", "fed-ts")
+    with pytest.raises(SystemExit):
+        flower(config, grid_of(config, killing(6)), INNER["FedAdam"](), folder=tmp_path)
+    with pytest.raises(FedCalError, match="another strategy"):
+        flower(config, grid_of(config), FedAvg(fraction_evaluate=0.0), folder=tmp_path)
+    slower = FedAdam(fraction_evaluate=0.0, eta=0.001)
+    flower(config, grid_of(config), slower, folder=tmp_path)
+    assert slower.eta == 0.001
 
 
 def killing(last):
