@@ -13,7 +13,7 @@ from fedcal import FedCalError
 from fedcal.flower import task
 from fedcal.flower.app.client_app import app as client_app
 from fedcal.flower.grid import copy_content
-from fedcal.flower.records import ANSWER, PREFIX, SAID, from_record, to_record
+from fedcal.flower.records import ANSWER, PREFIX, SAID, from_record, pack, to_record, unpack
 from flower_help import ROUNDS, breaking, config_of, distance, flower, grid_of
 
 
@@ -22,8 +22,9 @@ def changed(change, record=ANSWER):
 
     def how(asked, reply):
         if record in reply.content:
-            values = from_record(reply.content[record])
-            reply.content[record] = to_record({name: change(value) for name, value in values.items()})
+            read, write = (unpack, pack) if record == ANSWER else (from_record, to_record)
+            values = read(reply.content[record])
+            reply.content[record] = write({name: change(value) for name, value in values.items()})
         return reply
 
     return how
@@ -73,7 +74,8 @@ FAULTS = {
     "infinity": (changed(lambda v: v + float("inf")), "not finite"),
     "wrong shape": (changed(reshaped), "of shape"),
     "wrong type": (changed(lambda v: v.to(torch.float16)), "float16"),
-    "another name": (lambda a, r: r.content.update({ANSWER: to_record({"x": torch.ones(1)})}) or r, "lacks"),
+    "another name": (lambda a, r: r.content.update({ANSWER: pack({"x": torch.ones(1)})}) or r, "lacks"),
+    "not packed": (lambda a, r: r.content.update({ANSWER: to_record({"x": torch.ones(1)})}) or r, "cannot be read"),
     "no answer": (lacking(ANSWER), "sent no answer"),
     "no header": (lacking(SAID), "does not answer FedCal"),
     "another K": (said(n_classes=7), "7 classes"),

@@ -33,7 +33,7 @@ from fedcal.flower import app as app_package
 from fedcal.flower.keys import write_certificates, write_node_key
 from fedcal.flower.strategy import CalibratedStrategy
 from fedcal.flower.task import method_of
-from fedcal.flower.warm import write_command
+from fedcal.flower.warm import write_commands
 from fedcal.run import FILES
 from fedcal.store import write_bytes, write_json
 
@@ -213,7 +213,7 @@ class Processes:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.running = plan, dict[str, subprocess.Popen[bytes]]()
-        # Flower starts its own commands by name: a node's warm one comes first, then those of this environment.
+        # Flower starts its own commands by name: the warm ones come first, then those of this environment.
         folders = [str(plan.flower / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
         self.environment = {**os.environ, **plan.environment(), "PATH": os.pathsep.join(folders)}
 
@@ -279,10 +279,12 @@ def federation(plan: Plan) -> Iterator[Processes]:
     with tempfile.TemporaryDirectory(prefix="fedcal-") as short:  # a socket's path must be short
         try:
             line = Path(short) / "warm"
-            write_command(plan.flower / "bin", line)
-            processes.start("warm", [sys.executable, "-m", "fedcal.flower.warm", str(line)])
+            write_commands(plan.flower / "bin", line)
+            settings = json.dumps(plan.config.to_dict())
+            processes.start("warm", [sys.executable, "-m", "fedcal.flower.warm", str(line), settings])
             processes.start("superlink", plan.superlink())
             wait_healthy(plan, processes)
+            wait_warm(line, processes)
             for number, name in enumerate(plan.names):
                 if not plan.insecure and processes.call("register", plan.register(number), COMING_UP):
                     raise FedCalError(f"{name}'s key was not registered: {processes.tail('register')}")
@@ -304,6 +306,13 @@ def wait_healthy(plan: Plan, processes: Processes) -> None:
         except OSError:
             time.sleep(0.2)
     raise FedCalError(f"the SuperLink did not come up: {processes.tail('superlink')}")
+
+
+def wait_warm(line: Path, processes: Processes) -> None:
+    """Until processes can be forked; where they cannot, Flower starts its own."""
+    until = time.monotonic() + COMING_UP
+    while not line.exists() and time.monotonic() < until and processes.running["warm"].poll() is None:
+        time.sleep(0.1)
 
 
 def federate(plan: Plan, timeout: float, resume: bool = False) -> None:

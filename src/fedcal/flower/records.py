@@ -8,7 +8,8 @@
                     fedcal.answer     the update
                     fedcal.tally.*    sums that measure, after the last round
 
-An inner strategy, or a user's own client, never sees them: they are taken out before it is called.
+An inner strategy, or a user's own client, never sees them: they are taken out before it is called. Flower sends every array
+of a record by a request of its own (two, with its chunk); so FedCal's tensors travel packed, as one array of bytes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError
@@ -26,10 +30,33 @@ from fedcal.errors import FedCalError
 PREFIX = "fedcal."
 ABOUT, QUESTION, MODEL, ASKED = "fedcal.about", "fedcal.question", "fedcal.model", "fedcal.asked"
 SAID, ANSWER, TALLY = "fedcal.said", "fedcal.answer", "fedcal.tally."
+PACKED = "safetensors"  # the one array of a packed record
+
+
+def pack(params: Params) -> ArrayRecord:
+    """Tensors as one array; types, shapes, bits and order are kept."""
+    if not params:
+        return ArrayRecord()
+    apart = {name: value.detach().cpu().clone().contiguous() for name, value in params.items()}
+    data = save(apart, metadata={"names": json.dumps(list(params))})
+    return ArrayRecord({PACKED: Array(np.frombuffer(data, np.uint8))})
+
+
+def unpack(record: ArrayRecord) -> Params:
+    """The tensors of `pack`; anything else is refused."""
+    if not record:
+        return {}
+    try:
+        data = record[PACKED].numpy().astype(np.uint8, casting="safe").tobytes()
+        tensors, size = load(data), int.from_bytes(data[:8], "little")
+        names = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["names"])
+        return {name: tensors.pop(name) for name in names}
+    except (SafetensorError, KeyError, TypeError, ValueError, EOFError, OSError):
+        raise FedCalError("its tensors cannot be read") from None
 
 
 def to_record(params: Params) -> ArrayRecord:
-    """Tensors as arrays; types, shapes and bits are kept."""
+    """A model's tensors, an array each, as Flower's strategies have them; types, shapes and bits are kept."""
     return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in params.items()})
 
 
