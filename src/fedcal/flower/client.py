@@ -111,7 +111,7 @@ class Node:
         self.logits, self.privacy, self.name = logits, privacy, name_of(context)
         self.about: dict[str, Any] = dict(records[ABOUT])
         self.method: Method = method_of(self.about["method"], json.loads(self.about["options"]))
-        self.sent = plain(unpack(records.get(QUESTION, ArrayRecord())))
+        self.sent = plain(unpack(records[QUESTION])) if QUESTION in records else {}
         self.kept, self.kept_of = self._recall()
 
     # --- phases ------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Node:
         """The method's client half; a node without samples says so and sends nothing."""
         logits, labels = samples
         if not len(labels) or logits.shape[1] != self.about["n_classes"]:  # the server will say what is wrong with K
-            return {SAID: config_of(self._said(len(labels))), ANSWER: ArrayRecord()}
+            return {SAID: config_of(self._said(len(labels))), ANSWER: pack({})}
         rng = torch_rng(self.about["seed"], "scaler", self.about["round"] - 1, self.name)
         if self.privacy:
             self._spend(self.privacy)
@@ -244,15 +244,15 @@ class Node:
 
     def _recall(self) -> tuple[Params, dict[str, Any]]:
         state, mirror = self.context.state, self._mirror()
-        if KEPT in state.array_records:
-            return unpack(state.array_records[KEPT]), dict(state.config_records[KEPT + ".of"])
+        if KEPT in state.config_records:
+            return unpack(state.config_records[KEPT]), dict(state.config_records[KEPT + ".of"])
         return read_tensors(mirror) if mirror and mirror.exists() else ({}, {})
 
     def _keep(self, before: Params, after: Params) -> None:
         data = {name: value for name, value in self.kept.items() if "/" not in name}
         self.kept = data | nest("before", before) | nest("after", after)
         self.kept_of |= {"federation": self.about["federation"], "round": self.about["round"]}
-        self.context.state.array_records[KEPT] = pack(self.kept)
+        self.context.state.config_records[KEPT] = pack(self.kept)
         self.context.state.config_records[KEPT + ".of"] = ConfigRecord(dict(self.kept_of))
         if mirror := self._mirror():
             write_tensors(mirror, self.kept, self.kept_of)
@@ -264,5 +264,5 @@ class Node:
 
 def own_scaler(context: Context) -> Params:
     """A node's own scaler, for the app's use: `method.apply_own(params, own, logits)`."""
-    kept = context.state.array_records.get(KEPT)
+    kept = context.state.config_records.get(KEPT)
     return unnest("after", unpack(kept)) if kept is not None else {}

@@ -9,7 +9,7 @@
                     fedcal.tally.*    sums that measure, after the last round
 
 An inner strategy, or a user's own client, never sees them: they are taken out before it is called. Flower sends every array
-of a record by a request of its own (two, with its chunk); so FedCal's tensors travel packed, as one array of bytes.
+of a record by requests of its own, which take longer than all that FedCal computes; so its tensors travel packed, as bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from safetensors import SafetensorError
@@ -30,28 +29,23 @@ from fedcal.errors import FedCalError
 PREFIX = "fedcal."
 ABOUT, QUESTION, MODEL, ASKED = "fedcal.about", "fedcal.question", "fedcal.model", "fedcal.asked"
 SAID, ANSWER, TALLY = "fedcal.said", "fedcal.answer", "fedcal.tally."
-PACKED = "safetensors"  # the one array of a packed record
+PACKED = "safetensors"
 
 
-def pack(params: Params) -> ArrayRecord:
-    """Tensors as one array; types, shapes, bits and order are kept."""
-    if not params:
-        return ArrayRecord()
+def pack(params: Params) -> ConfigRecord:
+    """Tensors as one value; types, shapes, bits and order are kept."""
     apart = {name: value.detach().cpu().clone().contiguous() for name, value in params.items()}
-    data = save(apart, metadata={"names": json.dumps(list(params))})
-    return ArrayRecord({PACKED: Array(np.frombuffer(data, np.uint8))})
+    return ConfigRecord({PACKED: save(apart, metadata={"names": json.dumps(list(params))})})
 
 
-def unpack(record: ArrayRecord) -> Params:
+def unpack(record: Any) -> Params:
     """The tensors of `pack`; anything else is refused."""
-    if not record:
-        return {}
     try:
-        data = record[PACKED].numpy().astype(np.uint8, casting="safe").tobytes()
+        data = record[PACKED]
         tensors, size = load(data), int.from_bytes(data[:8], "little")
         names = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["names"])
         return {name: tensors.pop(name) for name in names}
-    except (SafetensorError, KeyError, TypeError, ValueError, EOFError, OSError):
+    except (SafetensorError, KeyError, TypeError, ValueError):
         raise FedCalError("its tensors cannot be read") from None
 
 
@@ -83,5 +77,11 @@ def config_of(values: dict[str, Any]) -> ConfigRecord:
 
 
 def size(records: Iterable[Any]) -> int:
-    """Bytes of the arrays in these records, as they travel."""
-    return sum(len(array.data) for record in records if isinstance(record, ArrayRecord) for array in record.values())
+    """Bytes of the arrays and packed tensors in these records, as they travel."""
+    found = 0
+    for record in records:
+        if isinstance(record, ArrayRecord):
+            found += sum(len(array.data) for array in record.values())
+        elif PACKED in record:
+            found += len(record[PACKED])
+    return found

@@ -250,7 +250,7 @@ class Calibrator:
         for node, records in sorted(replies.items()):
             try:
                 name = self._name(node, records, dict.fromkeys(found["own"], Update({}, 0)))
-                sums = {view: unpack(records.get(TALLY + view) or ArrayRecord()) for view in found}
+                sums = {view: unpack(records.get(TALLY + view)) for view in found}
                 tallies = {view: Tally.from_tensors(tensors) for view, tensors in sums.items()}
                 if any(len(tally.classwise) != self.n_classes for tally in tallies.values()):
                     raise FedCalError(f"{name} measures {len(tallies['uncal'].classwise)} classes")

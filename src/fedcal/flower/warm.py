@@ -128,7 +128,7 @@ def _make_hasty() -> None:
 
     node.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, PAUSE)))  # type: ignore[assignment]
     for pull in (objects.pull_objects, objects.pull_and_inflate_object_from_tree):
-        pull.__kwdefaults__["initial_backoff"] = PAUSE / 2
+        pull.__kwdefaults__ = {**(pull.__kwdefaults__ or {}), "initial_backoff": PAUSE / 2}
 
 
 if __name__ == "__main__":
