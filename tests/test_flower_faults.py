@@ -170,7 +170,7 @@ def test_a_node_gone_for_good_does_not_make_the_strategy_wait():
     config = config_of("heart", "fed-ts")
     grid = grid_of(config)
     del grid.contexts[4]
-    strategy, _ = flower(config, grid, FedAvg(fraction_evaluate=0.0, min_available_nodes=4), rounds=1)
+    strategy, _ = flower(config, grid, FedAvg(fraction_evaluate=0.0, min_available_nodes=4), training=1)
     assert strategy.report()["training_rounds"] == 1 and strategy.report()["rounds"][0]["took_part"] == []
     assert strategy.report()["fitted_by"] == ["cleveland", "hungarian", "switzerland"]
 

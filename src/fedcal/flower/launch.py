@@ -46,6 +46,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 HOST = "127.0.0.1"
+DATABASE = "state.db"
 COMING_UP = 60.0  # seconds that a SuperLink has to come up, and to register a key
 
 
@@ -60,6 +61,7 @@ class Plan:
     node_ports: list[int]
     insecure: bool
     options: dict[str, Any]  # of the strategy
+    database: bool = False  # nodes find back to a SuperLink that was killed; rounds take twice as long
     entrance: str = ""  # where the nodes find the SuperLink, if not at its own address
 
     @property
@@ -81,6 +83,8 @@ class Plan:
             str(self.port),
             "--disable-runtime-dependency-installation",
         ]
+        if self.database:
+            command += ["--database", str(here / DATABASE)]
         if self.insecure:
             return [*command, "--insecure"]
         return [
@@ -172,6 +176,8 @@ def write_app(plan: Plan) -> None:
 def prepare(plan: Plan) -> None:
     """The files that the commands need: app, connection, certificates and keys."""
     here = plan.flower
+    for old in here.glob(f"{DATABASE}*"):
+        old.unlink()
     write_app(plan)
     write_json(plan.folder / "config.json", plan.config.to_dict())
     secure = f"root-certificates = {json.dumps(str(here / 'ca.crt'))}"

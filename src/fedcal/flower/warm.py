@@ -12,6 +12,7 @@ object that is not there yet. It has no option for either; in forks both are sho
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -65,7 +66,7 @@ def serve(path: Path, config: str | None = None) -> None:
     for module in ("flwr.superlink.main", "flwr.supernode.main", "httpcore", "fedcal.flower.task", "fedcal.report"):
         importlib.import_module(module)
     if config is not None:
-        importlib.import_module("fedcal.flower.task").federation(config)
+        importlib.import_module("fedcal.flower.task").at_node(config)
     _make_hasty()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the first children
     path.unlink(missing_ok=True)
@@ -109,6 +110,8 @@ def _run(name: str, *arguments: str, files: list[int]) -> None:
         os.close(file)
     module, function = COMMANDS[name]
     sys.argv = [name, *arguments]
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)  # what ps shows
     code = 1
     try:
         getattr(importlib.import_module(module), function)()
