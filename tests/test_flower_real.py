@@ -1,6 +1,6 @@
 """A real SuperLink and real SuperNodes on loopback, with TLS and node keys: equal to the simulator, and hard to break.
 
-Few and small: each message to a node costs seconds. What processes add nothing to is tested with a LocalGrid.
+Few and small: each round costs seconds. What processes add nothing to is tested with a LocalGrid.
 """
 
 import os
@@ -156,12 +156,17 @@ def test_digits_equal_to_the_simulator_and_closed_to_strangers(tmp_path):
         assert secret not in ear.heard, name
 
 
-def test_heart_equal_to_the_simulator(tmp_path):
-    """Four hospitals."""
+def test_heart_equal_to_the_simulator_and_the_example_runs(tmp_path):
+    """Four hospitals; then the app in examples/ on the same nodes, as its README says."""
     plan = launch.plan(config_of("heart", "fed-ts"), tmp_path, {"timeout": 60.0})
     launch.prepare(plan)
     with launch.federation(plan) as processes:
         check_runs(processes, plan, "heart")
+        settings = f'method="avg-t" rounds=1 out="{tmp_path / "example"}"'
+        app = str(Path(__file__).parents[1] / "examples" / "hospitals")
+        assert processes.call("example", ["flwr", "run", app, "fedcal", "--stream", "--run-config", settings], 120) == 0
+    about = read_json(tmp_path / "example" / "federation.json")
+    assert about["measured_by"] == plan.names and about["faults"] == []
 
 
 def test_killed_node_server_and_superlink(tmp_path):
