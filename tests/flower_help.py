@@ -11,6 +11,8 @@ import torch
 
 import fedcal
 from fedcal import federation
+from fedcal.calibrate.methods import get_method
+from fedcal.calibrate.rounds import begin
 from fedcal.federation import Federation
 from fedcal.measure.tally import pooled
 
@@ -27,12 +29,14 @@ ROUNDS = 3
 
 def config_of(data: str, method: str, clients: int = 3, **more: Any) -> fedcal.Config:
     sizes = {} if data == "heart" else {"clients": clients, "clients_per_round": clients}
-    return fedcal.Config(data=data, rounds=ROUNDS, method=("uncal", method), **sizes, **more)
+    return fedcal.Config(data=data, method=("uncal", method), **{"rounds": ROUNDS, **sizes, **more})
 
 
-def simulated(config: fedcal.Config) -> tuple[Federation, dict[str, float]]:
-    """The simulator's federation at its end, and the metrics of its global scaler."""
-    state = federation.assemble(config.resolve())
+def simulated(config: fedcal.Config, **options: Any) -> tuple[Federation, dict[str, float]]:
+    """The simulator's federation at its end, and the metrics of its global scaler. `options`: the method's."""
+    state, name = federation.assemble(config.resolve()), config.method[-1]
+    if options:
+        state.calibrations[name] = begin(get_method(name, **options), len(state.classes), config.seed)
     federation.train(state, ROUNDS, lambda state, record: None)
     federation.finish(state)
     tallies = federation.evaluate(state)[config.method[-1]]
@@ -46,14 +50,14 @@ def grid_of(config: fedcal.Config, app: Callable[[Message, Context], Message] = 
 
 
 def flower(
-    config: fedcal.Config, grid: LocalGrid, inner: Strategy | None = None, rounds: int = ROUNDS, **options: Any
+    config: fedcal.Config, grid: LocalGrid, inner: Strategy | None = None, training: int = ROUNDS, **options: Any
 ) -> tuple[CalibratedStrategy, ArrayRecord]:
-    """The same federation over the grid's nodes."""
+    """The same federation over the grid's nodes. `training` rounds; `options`: the strategy's and the method's."""
     start = federation.assemble(config.resolve())
     inner = inner or ExactFedAvg(fraction_evaluate=0.0)
     options = {"timeout": 1.0, "patience": 0.0, **options}
     strategy = CalibratedStrategy(inner, config.method[-1], n_classes=len(start.classes), seed=config.seed, **options)
-    result = strategy.start(grid, ArrayRecord(start.model.state_dict()), rounds, timeout=options["timeout"])
+    result = strategy.start(grid, ArrayRecord(start.model.state_dict()), training, timeout=options["timeout"])
     return strategy, result.arrays
 
 

@@ -6,14 +6,14 @@ import torch
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from flwr.app import Error, Message
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAdam, FedAvg, FedAvgM
 
 import fedcal
 from fedcal import FedCalError
 from fedcal.flower import task
 from fedcal.flower.app.client_app import app as client_app
 from fedcal.flower.grid import copy_content
-from fedcal.flower.records import ANSWER, PREFIX, SAID, from_record, to_record
+from fedcal.flower.records import ANSWER, PREFIX, SAID, from_record, pack, to_record, unpack
 from flower_help import ROUNDS, breaking, config_of, distance, flower, grid_of
 
 
@@ -22,8 +22,9 @@ def changed(change, record=ANSWER):
 
     def how(asked, reply):
         if record in reply.content:
-            values = from_record(reply.content[record])
-            reply.content[record] = to_record({name: change(value) for name, value in values.items()})
+            read, write = (unpack, pack) if record == ANSWER else (from_record, to_record)
+            values = read(reply.content[record])
+            reply.content[record] = write({name: change(value) for name, value in values.items()})
         return reply
 
     return how
@@ -73,7 +74,8 @@ FAULTS = {
     "infinity": (changed(lambda v: v + float("inf")), "not finite"),
     "wrong shape": (changed(reshaped), "of shape"),
     "wrong type": (changed(lambda v: v.to(torch.float16)), "float16"),
-    "another name": (lambda a, r: r.content.update({ANSWER: to_record({"x": torch.ones(1)})}) or r, "lacks"),
+    "another name": (lambda a, r: r.content.update({ANSWER: pack({"x": torch.ones(1)})}) or r, "lacks"),
+    "not packed": (lambda a, r: r.content.update({ANSWER: to_record({"x": torch.ones(1)})}) or r, "cannot be read"),
     "no answer": (lacking(ANSWER), "sent no answer"),
     "no header": (lacking(SAID), "does not answer FedCal"),
     "another K": (said(n_classes=7), "7 classes"),
@@ -168,7 +170,7 @@ def test_a_node_gone_for_good_does_not_make_the_strategy_wait():
     config = config_of("heart", "fed-ts")
     grid = grid_of(config)
     del grid.contexts[4]
-    strategy, _ = flower(config, grid, FedAvg(fraction_evaluate=0.0, min_available_nodes=4), rounds=1)
+    strategy, _ = flower(config, grid, FedAvg(fraction_evaluate=0.0, min_available_nodes=4), training=1)
     assert strategy.report()["training_rounds"] == 1 and strategy.report()["rounds"][0]["took_part"] == []
     assert strategy.report()["fitted_by"] == ["cleveland", "hungarian", "switzerland"]
 
@@ -204,6 +206,40 @@ def test_killed_server_goes_on_from_its_checkpoint(tmp_path):
     said, once = ([(r["phase"], r["took_part"]) for r in one.report()["rounds"]] for one in (strategy, whole))
     assert said == once  # also of the rounds before it was killed
     assert (tmp_path / "scaler.safetensors").exists() and not (tmp_path / "checkpoint").exists()
+
+
+INNER = {
+    "FedAdam": lambda: FedAdam(fraction_evaluate=0.0, eta=0.01),
+    "FedAvgM": lambda: FedAvgM(fraction_evaluate=0.0, server_momentum=0.9),
+    "adaptive clipping around FedAdam": lambda: DifferentialPrivacyServerSideAdaptiveClipping(
+        FedAdam(fraction_evaluate=0.0, eta=0.01), 0.0, 4, clipped_count_stddev=0.0
+    ),
+}
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_a_strategys_own_state_is_in_the_checkpoint(tmp_path, inner):
+    """Killed in the third training round: moments, momentum and clipping norm are those of the unbroken run."""
+    config = config_of("heart", "fed-ts")
+    whole, model = flower(config, grid_of(config), INNER[inner]())
+    with pytest.raises(SystemExit):
+        flower(config, grid_of(config, killing(4 * 2 + 1)), INNER[inner](), folder=tmp_path)
+    again, arrays = flower(config, grid_of(config), INNER[inner](), folder=tmp_path)
+    assert again.report()["training_rounds"] == ROUNDS
+    assert len(again.report()["rounds"]) == len(whole.report()["rounds"])
+    assert distance(arrays.to_torch_state_dict(), model.to_torch_state_dict()) == 0
+    assert distance(again.calibration.params, whole.calibration.params) == 0
+
+
+def test_settings_are_the_apps_and_another_strategys_state_is_refused(tmp_path):
+    config = config_of("heart", "fed-ts")
+    with pytest.raises(SystemExit):
+        flower(config, grid_of(config, killing(6)), INNER["FedAdam"](), folder=tmp_path)
+    with pytest.raises(FedCalError, match="another strategy"):
+        flower(config, grid_of(config), FedAvg(fraction_evaluate=0.0), folder=tmp_path)
+    slower = FedAdam(fraction_evaluate=0.0, eta=0.001)
+    flower(config, grid_of(config), slower, folder=tmp_path)
+    assert slower.eta == 0.001
 
 
 def killing(last):

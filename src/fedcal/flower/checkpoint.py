@@ -1,6 +1,6 @@
 """What a killed server needs to go on: the model and scaler after each training round, the sums of each calibration round.
 
-    training.safetensors       round, model, and the params of a method that averages
+    training.safetensors       round, model, what the inner strategy holds, and the params of a method that averages
     round-RESTART-NNNN.safetensors    what a calibration round came to; replayed in order
     log.json                   who took part in which round, and who did not
 
@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
 
 from fedcal.calibrate.methods.method import Additive
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError
+from fedcal.flower.inner import numbers_of, put_back, state_of
 from fedcal.flower.records import from_record, to_record
 from fedcal.flower.server import Calibrator
 from fedcal.store import nest, read_json, read_tensors, unnest, write_json, write_tensors
@@ -28,17 +30,20 @@ SCHEMA = 1
 
 
 class Checkpoint:
-    """A folder, and the server's half that it is of."""
+    """A folder, the server's half that it is of, and the strategy that trains."""
 
-    def __init__(self, folder: Path, calibrator: Calibrator) -> None:
-        self.folder, self.calibrator = folder, calibrator
+    def __init__(self, folder: Path, calibrator: Calibrator, inner: Strategy) -> None:
+        self.folder, self.calibrator, self.inner = folder, calibrator, inner
+        self._at_first = numbers_of(inner)
 
     def save_training(self, done: int, model: ArrayRecord) -> None:
         """After a training round."""
         c = self.calibrator
-        tensors = nest("model", from_record(model)) | nest("scaler", c.state.params)
+        arrays, told = state_of(self.inner, self._at_first)
+        tensors = nest("model", from_record(model)) | nest("scaler", c.state.params) | nest("inner", arrays)
         write_json(self.folder / "log.json", {"rounds": c.rounds, "faults": c.faults})
-        write_tensors(self.folder / "training.safetensors", tensors, {**self._about(), "training": done})
+        about = {**self._about(), "training": done, "inner": told}
+        write_tensors(self.folder / "training.safetensors", tensors, about)
 
     def save_round(self, outcome: Params) -> None:
         """After a calibration round."""
@@ -48,7 +53,7 @@ class Checkpoint:
         write_tensors(self._round(c.restarts, c.fitted), outcome, about)
 
     def load(self, model: ArrayRecord) -> tuple[int, ArrayRecord]:
-        """Put the calibrator back to where it was; returns how many training rounds are done, and their model."""
+        """Put calibrator and strategy back to where they were; returns how many training rounds are done, and their model."""
         c, path = self.calibrator, self.folder / "training.safetensors"
         if not path.exists():
             return 0, model
@@ -56,6 +61,7 @@ class Checkpoint:
         if any(about.get(key) != value for key, value in self._what().items()):
             raise FedCalError(f"{self.folder} is of another method or federation: delete it, or use another folder")
         done, model = about["training"], to_record(_ordered(unnest("model", tensors), model))
+        put_back(self.inner, unnest("inner", tensors), about.get("inner", {}))
         self._adopt(about)
         told = read_json(self.folder / "log.json")
         c.rounds, c.faults = told["rounds"], told["faults"]

@@ -20,7 +20,7 @@ from fedcal.calibrate.rounds import plain
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError
 from fedcal.exchange.checks import Expected, check_content, check_header
-from fedcal.flower.records import ANSWER, SAID, from_record
+from fedcal.flower.records import ANSWER, SAID, unpack
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
 SAID_KEYS = {"kind": str, "federation": str, "round": int, "question": str, "n_classes": int, "site": str, "n": int}
@@ -47,9 +47,12 @@ def read_answer(node: int, records: dict[str, Any], expected: Expected) -> tuple
         return header["site"], Update({}, 0)
     site = check_header(Path(f"node {node}"), header, expected)
     answer = records.get(ANSWER)
-    if not isinstance(answer, ArrayRecord):
+    if answer is None:
         raise FedCalError(f"node {node}: {site} sent no answer")
-    content = plain(from_record(answer))
+    try:
+        content = plain(unpack(answer))
+    except FedCalError as error:
+        raise FedCalError(f"node {node}: {site}: {error}") from None
     check_content(f"node {node}: {site}", content, header["n"], expected)
     return site, Update(content, header["n"], notes=_notes(header.get("notes")))
 

@@ -37,9 +37,9 @@ from fedcal.flower.records import (
     SAID,
     TALLY,
     config_of,
-    from_record,
+    pack,
     take_out,
-    to_record,
+    unpack,
 )
 from fedcal.measure.tally import Tally
 from fedcal.seeds import torch_rng
@@ -111,7 +111,7 @@ class Node:
         self.logits, self.privacy, self.name = logits, privacy, name_of(context)
         self.about: dict[str, Any] = dict(records[ABOUT])
         self.method: Method = method_of(self.about["method"], json.loads(self.about["options"]))
-        self.sent = plain(from_record(records.get(QUESTION, ArrayRecord())))
+        self.sent = plain(unpack(records[QUESTION])) if QUESTION in records else {}
         self.kept, self.kept_of = self._recall()
 
     # --- phases ------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Node:
         """The method's client half; a node without samples says so and sends nothing."""
         logits, labels = samples
         if not len(labels) or logits.shape[1] != self.about["n_classes"]:  # the server will say what is wrong with K
-            return {SAID: config_of(self._said(len(labels))), ANSWER: ArrayRecord()}
+            return {SAID: config_of(self._said(len(labels))), ANSWER: pack({})}
         rng = torch_rng(self.about["seed"], "scaler", self.about["round"] - 1, self.name)
         if self.privacy:
             self._spend(self.privacy)
@@ -165,7 +165,7 @@ class Node:
         if policy := self.privacy or Privacy.clipping(self.about):
             content = policy.at_client(self.method, self.sent, own, samples, rng, update)
         said = self._said(len(labels)) | {"notes": update.notes}
-        return {SAID: config_of(said), ANSWER: to_record(content)}
+        return {SAID: config_of(said), ANSWER: pack(content)}
 
     def _finish(self) -> dict[str, Any]:
         """Sums that measure: the model as it is, the global scaler, the node's own; the last one stays here."""
@@ -181,7 +181,7 @@ class Node:
         }
         tallies = {name: Tally.of(z, labels, self.about["bins"]).to_tensors() for name, z in views.items()}
         said = self._said(len(labels))
-        return {SAID: config_of(said)} | {TALLY + name: to_record(tally) for name, tally in tallies.items()}
+        return {SAID: config_of(said)} | {TALLY + name: pack(tally) for name, tally in tallies.items()}
 
     def _spend(self, privacy: Privacy) -> None:
         """One release more, also where a round is asked again: or none, once the budget is used up."""
@@ -228,7 +228,7 @@ class Node:
 
     def _own_again(self, samples: Samples) -> Params:
         """What the node would have kept, had it answered all earlier questions: the last ones that stand by themselves."""
-        asked = plain(from_record(self.records[ASKED]))
+        asked = plain(unpack(self.records[ASKED]))
         numbers = sorted({int(name.split("/")[0]) for name in asked})
         questions = [unnest(f"{number:04d}", asked) for number in numbers]
         for first in reversed(range(len(questions))):
@@ -244,15 +244,15 @@ class Node:
 
     def _recall(self) -> tuple[Params, dict[str, Any]]:
         state, mirror = self.context.state, self._mirror()
-        if KEPT in state.array_records:
-            return from_record(state.array_records[KEPT]), dict(state.config_records[KEPT + ".of"])
+        if KEPT in state.config_records:
+            return unpack(state.config_records[KEPT]), dict(state.config_records[KEPT + ".of"])
         return read_tensors(mirror) if mirror and mirror.exists() else ({}, {})
 
     def _keep(self, before: Params, after: Params) -> None:
         data = {name: value for name, value in self.kept.items() if "/" not in name}
         self.kept = data | nest("before", before) | nest("after", after)
         self.kept_of |= {"federation": self.about["federation"], "round": self.about["round"]}
-        self.context.state.array_records[KEPT] = to_record(self.kept)
+        self.context.state.config_records[KEPT] = pack(self.kept)
         self.context.state.config_records[KEPT + ".of"] = ConfigRecord(dict(self.kept_of))
         if mirror := self._mirror():
             write_tensors(mirror, self.kept, self.kept_of)
@@ -264,5 +264,5 @@ class Node:
 
 def own_scaler(context: Context) -> Params:
     """A node's own scaler, for the app's use: `method.apply_own(params, own, logits)`."""
-    kept = context.state.array_records.get(KEPT)
-    return unnest("after", from_record(kept)) if kept is not None else {}
+    kept = context.state.config_records.get(KEPT)
+    return unnest("after", unpack(kept)) if kept is not None else {}

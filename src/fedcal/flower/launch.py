@@ -33,7 +33,7 @@ from fedcal.flower import app as app_package
 from fedcal.flower.keys import write_certificates, write_node_key
 from fedcal.flower.strategy import CalibratedStrategy
 from fedcal.flower.task import method_of
-from fedcal.flower.warm import write_command
+from fedcal.flower.warm import write_commands
 from fedcal.run import FILES
 from fedcal.store import write_bytes, write_json
 
@@ -46,6 +46,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 HOST = "127.0.0.1"
+DATABASE = "state.db"
 COMING_UP = 60.0  # seconds that a SuperLink has to come up, and to register a key
 
 
@@ -60,6 +61,7 @@ class Plan:
     node_ports: list[int]
     insecure: bool
     options: dict[str, Any]  # of the strategy
+    database: bool = False  # nodes find back to a SuperLink that was killed; rounds take twice as long
     entrance: str = ""  # where the nodes find the SuperLink, if not at its own address
 
     @property
@@ -81,6 +83,8 @@ class Plan:
             str(self.port),
             "--disable-runtime-dependency-installation",
         ]
+        if self.database:
+            command += ["--database", str(here / DATABASE)]
         if self.insecure:
             return [*command, "--insecure"]
         return [
@@ -172,6 +176,8 @@ def write_app(plan: Plan) -> None:
 def prepare(plan: Plan) -> None:
     """The files that the commands need: app, connection, certificates and keys."""
     here = plan.flower
+    for old in here.glob(f"{DATABASE}*"):
+        old.unlink()
     write_app(plan)
     write_json(plan.folder / "config.json", plan.config.to_dict())
     secure = f"root-certificates = {json.dumps(str(here / 'ca.crt'))}"
@@ -213,7 +219,7 @@ class Processes:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.running = plan, dict[str, subprocess.Popen[bytes]]()
-        # Flower starts its own commands by name: a node's warm one comes first, then those of this environment.
+        # Flower starts its own commands by name: the warm ones come first, then those of this environment.
         folders = [str(plan.flower / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
         self.environment = {**os.environ, **plan.environment(), "PATH": os.pathsep.join(folders)}
 
@@ -279,10 +285,12 @@ def federation(plan: Plan) -> Iterator[Processes]:
     with tempfile.TemporaryDirectory(prefix="fedcal-") as short:  # a socket's path must be short
         try:
             line = Path(short) / "warm"
-            write_command(plan.flower / "bin", line)
-            processes.start("warm", [sys.executable, "-m", "fedcal.flower.warm", str(line)])
+            write_commands(plan.flower / "bin", line)
+            settings = json.dumps(plan.config.to_dict())
+            processes.start("warm", [sys.executable, "-m", "fedcal.flower.warm", str(line), settings])
             processes.start("superlink", plan.superlink())
             wait_healthy(plan, processes)
+            wait_warm(line, processes)
             for number, name in enumerate(plan.names):
                 if not plan.insecure and processes.call("register", plan.register(number), COMING_UP):
                     raise FedCalError(f"{name}'s key was not registered: {processes.tail('register')}")
@@ -304,6 +312,13 @@ def wait_healthy(plan: Plan, processes: Processes) -> None:
         except OSError:
             time.sleep(0.2)
     raise FedCalError(f"the SuperLink did not come up: {processes.tail('superlink')}")
+
+
+def wait_warm(line: Path, processes: Processes) -> None:
+    """Until processes can be forked; where they cannot, Flower starts its own."""
+    until = time.monotonic() + COMING_UP
+    while not line.exists() and time.monotonic() < until and processes.running["warm"].poll() is None:
+        time.sleep(0.1)
 
 
 def federate(plan: Plan, timeout: float, resume: bool = False) -> None:

@@ -8,7 +8,8 @@
                     fedcal.answer     the update
                     fedcal.tally.*    sums that measure, after the last round
 
-An inner strategy, or a user's own client, never sees them: they are taken out before it is called.
+An inner strategy, or a user's own client, never sees them: they are taken out before it is called. Flower sends every array
+of a record by requests of its own, which take longer than all that FedCal computes; so its tensors travel packed, as bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError
@@ -26,10 +29,28 @@ from fedcal.errors import FedCalError
 PREFIX = "fedcal."
 ABOUT, QUESTION, MODEL, ASKED = "fedcal.about", "fedcal.question", "fedcal.model", "fedcal.asked"
 SAID, ANSWER, TALLY = "fedcal.said", "fedcal.answer", "fedcal.tally."
+PACKED = "safetensors"
+
+
+def pack(params: Params) -> ConfigRecord:
+    """Tensors as one value; types, shapes, bits and order are kept."""
+    apart = {name: value.detach().cpu().clone().contiguous() for name, value in params.items()}
+    return ConfigRecord({PACKED: save(apart, metadata={"names": json.dumps(list(params))})})
+
+
+def unpack(record: Any) -> Params:
+    """The tensors of `pack`; anything else is refused."""
+    try:
+        data = record[PACKED]
+        tensors, size = load(data), int.from_bytes(data[:8], "little")
+        names = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["names"])
+        return {name: tensors.pop(name) for name in names}
+    except (SafetensorError, KeyError, TypeError, ValueError):
+        raise FedCalError("its tensors cannot be read") from None
 
 
 def to_record(params: Params) -> ArrayRecord:
-    """Tensors as arrays; types, shapes and bits are kept."""
+    """A model's tensors, an array each, as Flower's strategies have them; types, shapes and bits are kept."""
     return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in params.items()})
 
 
@@ -56,5 +77,11 @@ def config_of(values: dict[str, Any]) -> ConfigRecord:
 
 
 def size(records: Iterable[Any]) -> int:
-    """Bytes of the arrays in these records, as they travel."""
-    return sum(len(array.data) for record in records if isinstance(record, ArrayRecord) for array in record.values())
+    """Bytes of the arrays and packed tensors in these records, as they travel."""
+    found = 0
+    for record in records:
+        if isinstance(record, ArrayRecord):
+            found += sum(len(array.data) for array in record.values())
+        elif PACKED in record:
+            found += len(record[PACKED])
+    return found

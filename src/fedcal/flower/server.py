@@ -38,9 +38,10 @@ from fedcal.flower.records import (
     TALLY,
     config_of,
     from_record,
+    pack,
     size,
     take_out,
-    to_record,
+    unpack,
 )
 from fedcal.flower.robust import Robust, robust_mean
 from fedcal.measure.tally import Tally
@@ -110,7 +111,7 @@ class Calibrator:
         }  # fmt: skip
         if self.privacy:
             about |= {"clip": self.privacy.clip, "unit": self.privacy.unit}
-        return {ABOUT: config_of(about)} | ({} if phase == "meet" else {QUESTION: to_record(sent)})
+        return {ABOUT: config_of(about)} | ({} if phase == "meet" else {QUESTION: pack(sent)})
 
     def meet(self, replies: dict[int, dict[str, Any]]) -> dict[str, Update]:
         """The names of nodes that only trained."""
@@ -249,7 +250,7 @@ class Calibrator:
         for node, records in sorted(replies.items()):
             try:
                 name = self._name(node, records, dict.fromkeys(found["own"], Update({}, 0)))
-                sums = {view: from_record(records.get(TALLY + view) or ArrayRecord()) for view in found}
+                sums = {view: unpack(records.get(TALLY + view)) for view in found}
                 tallies = {view: Tally.from_tensors(tensors) for view, tensors in sums.items()}
                 if any(len(tally.classwise) != self.n_classes for tally in tallies.values()):
                     raise FedCalError(f"{name} measures {len(tallies['uncal'].classwise)} classes")
@@ -294,7 +295,7 @@ class Calibrator:
         if lost:
             history = {k: v for i, q in enumerate(self.asked) for k, v in nest(f"{i:04d}", q).items()}
             replies = {node: r for node, r in replies.items() if node not in lost}
-            replies |= send(dict.fromkeys(lost, whole | {ASKED: to_record(history)}))
+            replies |= send(dict.fromkeys(lost, whole | {ASKED: pack(history)}))
         self._seen.update(replies)
         return replies, cost
 

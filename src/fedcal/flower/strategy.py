@@ -69,7 +69,7 @@ class CalibratedStrategy(Strategy):
         self.inner, self.timeout, self.nodes, self.patience = inner, timeout, nodes, patience
         self.calibrator = Calibrator(method, options, n_classes, seed, robust, privacy, n_bins)
         self.folder = Path(folder) if folder else None
-        self.checkpoint = Checkpoint(self.folder / "checkpoint", self.calibrator) if self.folder else None
+        self.checkpoint = Checkpoint(self.folder / "checkpoint", self.calibrator, inner) if self.folder else None
         self.tallies: dict[str, dict[str, Tally]] = {}
         self._phase = "train" if self.calibrator.method.schedule == "interleaved" else "meet"
         self._silences = Counter[int]()  # how often a node let a training round time out

@@ -29,15 +29,20 @@ from fedcal.seeds import numpy_rng
 from fedcal.store import write_bytes, write_json, write_tensors
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def federation(config: str) -> Federation:
     """All clients; a node then looks at its own only."""
     return assemble(Config.from_dict(json.loads(config)).resolve())
 
 
+def at_node(config: str) -> Federation:
+    """The same for whatever method: a node that has it need not assemble it again."""
+    return federation(json.dumps(json.loads(config) | {"method": ["uncal"]}))
+
+
 def client_of(context: Context) -> tuple[Federation, Client]:
     """The node's client."""
-    state = federation(str(context.run_config["config"]))
+    state = at_node(str(context.run_config["config"]))
     return state, state.clients[int(context.node_config["partition-id"])]
 
 
