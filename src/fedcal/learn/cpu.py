@@ -6,6 +6,8 @@
 - A batch goes through the net in pieces whose activations are small enough to be held on to: taking fresh memory from the
   system for every tensor costs thousands of page faults a step. The pieces' gradients add up to the batch's. Batch
   normalisation looks across the batch, so nets with it take it whole; for them glibc is told to keep what is freed.
+- Where a thread has no client left, it helps the others: the pieces of a batch are then shared out. They are added up in the
+  same order whoever computed them.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -55,14 +57,16 @@ class Engine:
 
     def train(self, jobs: list[Job]) -> list[Trained]:
         """Train every job's client, longest first; the order in which they share the threads changes nothing."""
-        before, pool = torch.get_num_threads(), ThreadPoolExecutor(self.threads)
+        before = torch.get_num_threads()
         torch.set_num_threads(1)
+        clients, self.helpers = ThreadPoolExecutor(self.threads), ThreadPoolExecutor(self.threads)
         try:
             longest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].y))
-            done = {i: pool.submit(self._train, jobs[i]) for i in longest_first}
+            done = {i: clients.submit(self._train, jobs[i]) for i in longest_first}
             return [done[i].result() for i in range(len(jobs))]
         finally:
-            pool.shutdown(cancel_futures=True)
+            clients.shutdown(cancel_futures=True)
+            self.helpers.shutdown()
             torch.set_num_threads(before)
 
     def _train(self, job: Job) -> Trained:
@@ -88,14 +92,24 @@ class Engine:
             order = torch.from_numpy(job.rng.permutation(len(job.y)))
             total.zero_()
             for batch in order.split(how.batch_size):
-                gradients: list[Tensor] = []
-                for piece in batch.split(self.piece):
-                    loss = nn.functional.cross_entropy(model(job.x[piece]), job.y[piece], reduction="sum")
-                    found = torch.autograd.grad(loss / len(batch), params)
-                    if gradients:
-                        torch._foreach_add_(gradients, found)
-                    else:
-                        gradients = list(found)
-                    total += loss.detach()
+                gradients, loss = self._gradients(model, params, job, batch)
                 descend(params, gradients, velocity, received, how)
+                total += loss
         return float(total) / len(job.y)
+
+    def _gradients(
+        self, model: nn.Module, params: list[Tensor], job: Job, batch: Tensor
+    ) -> tuple[list[Tensor], Tensor]:
+        """The gradients of the batch's mean loss, and its summed loss."""
+
+        def of(piece: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+            loss = nn.functional.cross_entropy(model(job.x[piece]), job.y[piece], reduction="sum")
+            return torch.autograd.grad(loss / len(batch), params), loss.detach()
+
+        shared = not self.idle.empty()  # a model that nobody has taken: a thread without a client
+        (first, total), *others = (self.helpers.map if shared else map)(of, batch.split(self.piece))
+        gradients = list(first)
+        for found, loss in others:
+            torch._foreach_add_(gradients, found)
+            total = total + loss
+        return gradients, total
