@@ -1,10 +1,10 @@
 """A round of federated averaging on a CPU: FedCal beside plain PyTorch, Flower's Ray simulation and pfl-research.
 
 5 of 20 clients a round, 3 000 random images of MNIST's shape each, 3 epochs, batch 256, SGD 0.01; a CNN of two 3×3
-convolutions (32, 64) and a layer of 128. Everyone computes the same function; FedCal's net pools before its ReLUs, as its
-own models do, the others' after, as tutorials write it, and `plain, pooled first` shows what that alone is worth. Every
-contender is a process of its own, taken in turn, its first round not counted. CPU seconds are those of the process and
-its descendants: on a busy machine the clock says more about the neighbours.
+convolutions (32, 64) and a layer of 128. Everyone is given the same net, as tutorials write it. FedCal's engine itself
+pools before the ReLUs; `plain, pooled first` shows what that alone is worth. Every contender is a process of its own,
+taken in turn, its first round not counted. CPU seconds are those of the process and its descendants: on a busy machine
+the clock says more about the neighbours.
 
 Flower and pfl want an environment of their own (never another torch, never torchvision):
 
@@ -89,7 +89,7 @@ def fedcal(rounds: int, epochs: int, mark: Mark) -> None:
     from fedcal.learn.cpu import Engine
     from fedcal.learn.local import SGD, Job, average, copy_state
 
-    model, clients = cnn(pooled_first=True), [data(c) for c in range(CHOSEN)]
+    model, clients = cnn(), [data(c) for c in range(CHOSEN)]
     engine = Engine(model, SGD(lr=LR, batch_size=BATCH, epochs=epochs), torch.get_num_threads())
     for t in range(rounds):
         received = copy_state(model)
