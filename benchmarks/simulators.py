@@ -1,10 +1,10 @@
 """A round of federated averaging on a CPU: FedCal beside plain PyTorch, Flower's Ray simulation and pfl-research.
 
 5 of 20 clients a round, 3 000 random images of MNIST's shape each, 3 epochs, batch 256, SGD 0.01; a CNN of two 3×3
-convolutions (32, 64) and a layer of 128. Everyone is given the same net, as tutorials write it. FedCal's engine itself
-pools before the ReLUs; `plain, pooled first` shows what that alone is worth. Every contender is a process of its own,
-taken in turn, its first round not counted. CPU seconds are those of the process and its descendants: on a busy machine
-the clock says more about the neighbours.
+convolutions (32, 64) and a layer of 128. Everyone's net computes the same functions; FedCal's is built of its own layers,
+which pool before bias and ReLU and flatten without a copy, the others' as tutorials write it, and `plain, our layers` shows
+what that alone is worth. Every contender is a process of its own, taken in turn, its first round not counted. CPU seconds
+are those of the process and its descendants: on a busy machine the clock says more about the neighbours.
 
 Flower and pfl want an environment of their own (never another torch, never torchvision):
 
@@ -41,13 +41,18 @@ QUIET = {
 Mark = Callable[[], None]
 
 
-def cnn(pooled_first: bool = False) -> nn.Sequential:
+def cnn(our_layers: bool = False) -> nn.Sequential:
     torch.manual_seed(0)
-    pair = (lambda: (nn.MaxPool2d(2), nn.ReLU())) if pooled_first else (lambda: (nn.ReLU(), nn.MaxPool2d(2)))
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), *pair(), nn.Conv2d(32, 64, 3, padding=1), *pair(),
-        nn.Flatten(), nn.Linear(64 * 49, 128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
+    if our_layers:
+        from fedcal.learn.models import ConvPoolReLU, Flatten
+
+        front = [ConvPoolReLU(1, 32, 3, padding=1), ConvPoolReLU(32, 64, 3, padding=1), Flatten()]
+    else:
+        front = [
+            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        ]  # fmt: skip
+    return nn.Sequential(*front, nn.Linear(64 * 49, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,8 +74,8 @@ def fit(model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int) -> None
 # --- the contenders ------------------------------------------------------------------------------------------------
 
 
-def plain(rounds: int, epochs: int, mark: Mark, pooled_first: bool = False) -> None:
-    model, clients = cnn(pooled_first), [data(c) for c in range(CHOSEN)]
+def plain(rounds: int, epochs: int, mark: Mark, our_layers: bool = False) -> None:
+    model, clients = cnn(our_layers), [data(c) for c in range(CHOSEN)]
     for _ in range(rounds):
         received, found = {k: v.clone() for k, v in model.state_dict().items()}, []
         for x, y in clients:
@@ -81,15 +86,15 @@ def plain(rounds: int, epochs: int, mark: Mark, pooled_first: bool = False) -> N
         mark()
 
 
-def plain_pooled_first(rounds: int, epochs: int, mark: Mark) -> None:
-    plain(rounds, epochs, mark, pooled_first=True)
+def plain_our_layers(rounds: int, epochs: int, mark: Mark) -> None:
+    plain(rounds, epochs, mark, our_layers=True)
 
 
 def fedcal(rounds: int, epochs: int, mark: Mark) -> None:
     from fedcal.learn.cpu import Engine
     from fedcal.learn.local import SGD, Job, average, copy_state
 
-    model, clients = cnn(), [data(c) for c in range(CHOSEN)]
+    model, clients = cnn(our_layers=True), [data(c) for c in range(CHOSEN)]
     engine = Engine(model, SGD(lr=LR, batch_size=BATCH, epochs=epochs), torch.get_num_threads())
     for t in range(rounds):
         received = copy_state(model)
@@ -179,7 +184,7 @@ def pfl(rounds: int, epochs: int, mark: Mark) -> None:
 
 
 CONTENDERS = {
-    "FedCal": fedcal, "plain PyTorch": plain, "plain, pooled first": plain_pooled_first, "Flower on Ray": flower,
+    "FedCal": fedcal, "plain PyTorch": plain, "plain, our layers": plain_our_layers, "Flower on Ray": flower,
     "pfl-research": pfl,
 }  # fmt: skip
 GOAL = ("plain PyTorch", "Flower on Ray", "pfl-research")  # at least twice as fast as each

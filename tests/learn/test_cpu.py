@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from fedcal import Config, federation
 from fedcal.learn import cpu
@@ -52,25 +51,6 @@ def test_a_round_equals_the_reference_with_any_number_of_threads(name, dtype, ap
         for kind in ("train", "nothing"):
             assert torch.allclose(a.before[kind], b.before[kind], atol=1e-4)
             assert torch.allclose(a.after[kind], b.after[kind], atol=1e-2)
-
-
-def test_convolution_pooling_and_relu_become_one_stage_in_either_order_blank_pixels_and_all():
-    relu = nn.ReLU()  # one for all, as some write it
-    for pair in ((relu, nn.MaxPool2d(2)), (nn.MaxPool2d(2), relu)):
-        torch.manual_seed(0)
-        convs = [nn.Conv2d(3, 8, 3, padding=1), *pair, nn.Conv2d(8, 8, 3, padding=1, bias=False), *pair]
-        model = nn.Sequential(*convs, nn.Flatten(), nn.Linear(32, 10))
-        assert [type(module) is cpu.Stage for module in list(cpu.staged(model).children())[::3]] == [True, False, False]
-        assert list(cpu.staged(model).state_dict()) == list(model.state_dict())
-        jobs, again = jobs_for(model), jobs_for(model)
-        for job in (*jobs, *again):
-            job.x[:, :, 2:] = 0.0  # every pixel of a window is its maximum: the first one gets the gradient
-        (ours, *_), (theirs, *_) = (
-            cpu.Engine(model, SGD(epochs=2), 1).train(jobs),
-            train_in_turn(model, again, SGD(epochs=2)),
-        )
-        for key, value in theirs.state.items():
-            assert torch.allclose(ours.state[key], value, rtol=1e-5, atol=1e-6)
 
 
 def test_dense_nets_stay_with_the_plain_loop():

@@ -3,8 +3,6 @@
 - Clients train side by side, one thread each. A round's work is dealt out whole, nobody waits for a neighbour in the middle
   of a step; and since no sum is split between threads, their number does not change a bit of the result.
 - Tensors are channels-last: convolutions and pooling then run along the channels.
-- A convolution's bias and its ReLU come after its max-pooling, where a quarter of the pixels is left: neither changes which
-  pixel is the largest.
 - A batch goes through the net in pieces whose activations are small enough to be held on to: taking fresh memory from the
   system for every tensor costs thousands of page faults a step. The pieces' gradients add up to the batch's. Batch
   normalisation looks across the batch, so nets with it take it whole; for them glibc is told to keep what is freed.
@@ -28,7 +26,7 @@ from torch import Tensor, nn
 
 from fedcal.learn.local import SGD, Job, Trained, descend, predict
 
-PIECE = 128  # samples that go through a net at once
+PIECE = 128  # samples that go through a net at once, at most
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # glibc's names for what mallopt sets
 
 
@@ -45,32 +43,6 @@ def keep_memory() -> None:
             mallopt(option, value)
 
 
-class Stage(nn.Module):
-    """A convolution, its max-pooling and its ReLU; the parameters keep the convolution's place and names."""
-
-    def __init__(self, conv: nn.Conv2d, bias: Tensor, pool: nn.MaxPool2d) -> None:
-        super().__init__()
-        self.weight, self.bias = conv.weight, bias
-        self.layers = conv, pool  # a tuple: not registered
-
-    def forward(self, x: Tensor) -> Tensor:
-        conv, pool = self.layers
-        return torch.relu_(pool(conv._conv_forward(x, self.weight, None)) + self.bias[:, None, None])
-
-
-def staged(model: nn.Module) -> nn.Module:
-    """A channels-last copy of the model; its rows of convolution, pooling and ReLU, in either order, become stages."""
-    model = copy.deepcopy(model)
-    for row in [module for module in model.modules() if type(module) is nn.Sequential]:
-        for i in range(len(row) - 2):
-            conv, *others = (row[i + k] for k in range(3))
-            pool = next((other for other in others if type(other) is nn.MaxPool2d and not other.return_indices), None)
-            relu = any(type(other) is nn.ReLU for other in others)
-            if type(conv) is nn.Conv2d and conv.bias is not None and pool and relu:
-                row[i], row[i + 1], row[i + 2] = Stage(conv, conv.bias, pool), nn.Identity(), nn.Identity()
-    return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-
-
 class Engine:
     """`train` is `local.train_in_turn` on `threads` clients at a time."""
 
@@ -78,7 +50,7 @@ class Engine:
         self.how, self.threads = how, threads
         self.idle: SimpleQueue[nn.Module] = SimpleQueue()  # a copy of the model for each thread
         for _ in range(threads):
-            self.idle.put(staged(model))
+            self.idle.put(copy.deepcopy(model).to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         norms = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
         self.piece = how.batch_size if norms else PIECE
         keep_memory()
@@ -135,7 +107,9 @@ class Engine:
             return torch.autograd.grad(loss / len(batch), params), loss.detach()
 
         shared = not self.idle.empty()  # a model that nobody has taken: a thread without a client
-        (first, total), *others = (self.helpers.map if shared else map)(of, batch.split(self.piece))
+        (first, total), *others = (self.helpers.map if shared else map)(
+            of, batch.tensor_split(-(-len(batch) // self.piece))
+        )
         gradients = list(first)
         for found, loss in others:
             torch._foreach_add_(gradients, found)
