@@ -77,6 +77,7 @@ def test_figure2_draws_clients_and_server(made):
 def test_an_ensemble_of_two_equal_models_is_that_model(made):
     where, folders, _ = made
     found = ensemble.measure(folders[0])
+    assert found["training"]["commit"] and found["config"]["data"] == "digits"
     ensemble.present([found], where)
     assert "accuracy: ensemble" in (where / "ensemble.md").read_text()
     from fedcal.recording import Recording
@@ -92,6 +93,30 @@ def test_an_ensemble_of_two_equal_models_is_that_model(made):
         for kind in ("local", "ensemble"):
             for key, value in found[where_]["global"].items():
                 assert found[where_][kind][key] == pytest.approx(value, abs=1e-6)
+
+
+def test_a_recorded_cell_is_tuned_later(made):
+    where, folders, _ = made
+    path = folders[1] / "tuned.safetensors"
+    before = path.read_bytes()
+    path.unlink()
+    assert list(cells.train([CELLS[1]], where / "runs", lambda text: None, tune=True)) == [folders[1]]
+    assert path.read_bytes() == before
+
+
+def test_a_fit_that_fails_is_told_at_once(made, tmp_path, monkeypatch):
+    _, folders, _ = made
+    monkeypatch.setattr(cells, "fit_cell", lambda *a: 1 / 0)
+    seen = []
+
+    def some():
+        for folder in folders:
+            seen.append(folder)
+            yield folder
+
+    with pytest.raises(ZeroDivisionError):
+        cells.fit(some(), tmp_path, print, NAMES, workers=1)
+    assert len(seen) == 1
 
 
 def test_spreads_and_groups():

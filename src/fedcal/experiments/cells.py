@@ -75,7 +75,14 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> 
     """
     cells = [cell.resolve() for cell in cells]
     waiting = [cell for cell in cells if not (runs / name_of(cell) / "final.safetensors").exists()]
-    yield from (runs / name_of(cell) for cell in cells if cell not in waiting)
+    for cell in (cell for cell in cells if cell not in waiting):
+        folder = runs / name_of(cell)
+        if tune and not (folder / "tuned.safetensors").exists():
+            state = federation.assemble(replace(cell, method=("uncal",)), _dataset(cell))
+            state.model.load_state_dict(read_tensors(folder / "model.safetensors")[0])
+            _tune(state, folder)
+            say(f"{folder.name}: its clients trained once more")
+        yield folder
     groups: dict[tuple[Any, ...], list[Config]] = {}
     for cell in waiting:
         alone = cell.seed if cell.device == "cpu" else None
@@ -120,12 +127,12 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
         folder = runs / name_of(state.config)
         speed = {"seconds": seconds / len(cells), "together": len(cells), "ms_a_step": 1000 * seconds / steps}
         methods = [name for name in cell.method if state.keep or method(name).schedule != "interleaved"]
-        about = {**speed, **machine(), "methods": methods}
+        told = {**speed, **machine(), "methods": methods}
         model = {name: value.cpu() for name, value in state.model.state_dict().items()}
-        write_tensors(folder / "model.safetensors", model, {"schema": 1, **about})
+        write_tensors(folder / "model.safetensors", model, {"schema": 1, **told})
         if tune:
             _tune(state, folder)
-        write_final(folder, state, about)  # last: what has it is whole
+        write_final(folder, state, told)  # last: what has it is whole
     per_step = f"{1000 * seconds / steps:.2f} ms a client-step"
     say(f"{label}: trained in {seconds:.0f} s ({per_step}), recorded after {time.perf_counter() - began:.0f} s")
 
@@ -175,12 +182,24 @@ def fit(
     with ProcessPoolExecutor(workers, spawn, initializer=_in_background) as pool:
         submit = pool.submit if workers > 1 else _at_once
         tasks: list[Future[str]] = []
-        for folder in folders:
-            known.append(folder)
-            if not _finished(folder, results, names):
-                tasks.append(submit(fit_cell, folder, results, tuple(names)))
-        for i, task in enumerate(tasks, start=1):
-            say(f"fitted {i} of {len(tasks)}: {task.result()}, {time.perf_counter() - began:.0f} s")
+        told = 0
+
+        def tell(wait: bool) -> None:
+            nonlocal told
+            while told < len(tasks) and (wait or tasks[told].done()):
+                text, told = tasks[told].result(), told + 1
+                say(f"fitted {told} of {len(tasks)}: {text}, {time.perf_counter() - began:.0f} s")
+
+        try:
+            for folder in folders:
+                known.append(folder)
+                if not _finished(folder, results, names):
+                    tasks.append(submit(fit_cell, folder, results, tuple(names)))
+                tell(wait=False)
+            tell(wait=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # what has begun is finished and kept
+            raise
     return [read_json(results / f"{folder.name}.json") for folder in known]
 
 
@@ -220,19 +239,25 @@ def fit_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
             calibration = _fit(record, name)
             save_scaler(path, calibration, name.removesuffix("-keep"))
         methods[name] = measure(calibration, record)
-    config = {key: value for key, value in record.config.to_dict().items() if not key.startswith("scaler_")}
     content = {
-        "name": folder.name,
-        "config": {key: value for key, value in config.items() if key not in ("method", "data_dir")},
-        "training": {
-            key: record.about[key] for key in ("seconds", "together", "ms_a_step", "commit", "device", "torch")
-        },
+        **about(record),
         "fitting": {"seconds": time.perf_counter() - began, **machine()},
         "G": record.about["G"],
         "methods": methods,
     }
     write_json(results / f"{folder.name}.json", finite(content))
     return folder.name
+
+
+def about(record: Recording) -> dict[str, Any]:
+    """Which federation that is, and how it was trained."""
+    config = {key: value for key, value in record.config.to_dict().items() if not key.startswith("scaler_")}
+    trained = ("seconds", "together", "ms_a_step", "commit", "device", "torch")
+    return {
+        "name": record.folder.name,
+        "config": {key: value for key, value in config.items() if key not in ("method", "data_dir")},
+        "training": {key: record.about[key] for key in trained},
+    }
 
 
 def _fit(record: Recording, name: str) -> Calibration:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fedcal.config import Config
+from fedcal.experiments.cells import about
 from fedcal.experiments.plan import BETAS, paper_cells
 from fedcal.experiments.present import Table, over_seeds, write
 from fedcal.measure.tally import Tally, over_clients, pooled
@@ -50,7 +51,7 @@ def measure(folder: Path) -> dict[str, Any]:
             everyone[kind].append(Tally.of(log, labels))
     keys = ("accuracy", "ece", "ece_floor", "nll")
     return {
-        "name": folder.name,
+        **about(record),
         "own": {kind: {key: over_clients(record.names, own[kind])[key] for key in keys} for kind in KINDS},
         "own_pooled": {kind: {key: pooled(own[kind]).summary()[key] for key in keys} for kind in KINDS},
         "everyone": {kind: {key: over_clients(record.names, everyone[kind])[key] for key in keys} for kind in KINDS},

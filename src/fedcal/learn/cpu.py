@@ -1,4 +1,4 @@
-"""Convolutional nets on a CPU: the mathematics of local.py, 1.6 to 2 times as fast.
+"""Convolutional nets on a CPU: the mathematics of local.py, about twice as fast (benchmarks/simulators.py).
 
 - Clients train side by side, one thread each. A round's work is dealt out whole, nobody waits for a neighbour in the middle
   of a step; and since no sum is split between threads, their number does not change a bit of the result.
