@@ -1,11 +1,15 @@
 """Nodes that go wrong: the round goes on with the rest, the reason is logged with the node, nothing is poisoned."""
 
+import struct
+
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
-from flwr.app import Error, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAdam, FedAvg, FedAvgM
 
 import fedcal
@@ -13,7 +17,8 @@ from fedcal import FedCalError
 from fedcal.flower import task
 from fedcal.flower.app.client_app import app as client_app
 from fedcal.flower.grid import copy_content
-from fedcal.flower.records import ANSWER, PREFIX, SAID, from_record, pack, to_record, unpack
+from fedcal.flower.inner import numbers_of, put_back, state_of
+from fedcal.flower.records import ANSWER, PACKED, PREFIX, SAID, from_record, pack, to_record, unpack
 from flower_help import ROUNDS, breaking, config_of, distance, flower, grid_of
 
 
@@ -63,6 +68,20 @@ def replay():
     return how
 
 
+def packed(value):
+    """That in the place of packed tensors."""
+    return lambda asked, reply: reply.content.update({ANSWER: ConfigRecord({PACKED: value})}) or reply
+
+
+def raw(header):
+    """Bytes of that header, and no tensors."""
+    return struct.pack("<Q", len(header)) + header.encode()
+
+
+DEEP = "[" * 100_000
+EMPTY = '{"x": {"dtype": "F32", "shape": %s, "data_offsets": [0, 0]}, "__metadata__": {"names": "[\\"x\\"]"}}'
+
+
 def reshaped(value):
     return torch.cat([value.flatten(), torch.zeros(1, dtype=value.dtype)])
 
@@ -76,6 +95,15 @@ FAULTS = {
     "wrong type": (changed(lambda v: v.to(torch.float16)), "float16"),
     "another name": (lambda a, r: r.content.update({ANSWER: pack({"x": torch.ones(1)})}) or r, "lacks"),
     "not packed": (lambda a, r: r.content.update({ANSWER: to_record({"x": torch.ones(1)})}) or r, "cannot be read"),
+    "a number for tensors": (packed(5), "cannot be read"),
+    "names that nest": (packed(save({"x": torch.ones(1)}, {"names": DEEP})), "cannot be read"),
+    "a tensor without a name": (packed(save({"x": torch.ones(1)}, {"names": "[]"})), "some have no name"),
+    "an empty tensor too large": (packed(raw(EMPTY % [0, 2**62, 2**62])), "cannot be read"),
+    "an empty tensor that is none": (packed(raw(EMPTY % [])), "cannot be read"),
+    "too many bytes": (packed(save({"x": torch.ones(1 << 21)}, {"names": '["x"]'})), "bytes, where"),
+    "notes too large": (said(notes=f'{{"x": 1{"0" * 400}}}'), "no numbers"),
+    "notes that nest": (said(notes=DEEP), "'notes' cannot be read"),
+    "privacy that nests": (said(privacy=DEEP), "'privacy' cannot be read"),
     "no answer": (lacking(ANSWER), "sent no answer"),
     "no header": (lacking(SAID), "does not answer FedCal"),
     "another K": (said(n_classes=7), "7 classes"),
@@ -84,6 +112,17 @@ FAULTS = {
     "of another federation": (said(federation="elsewhere"), "another federation"),
     "another node's name": (said(site="hungarian"), "another node's name"),
 }
+
+
+def model_of(make):
+    """Arrays that `make` makes of the model's."""
+
+    def how(asked, reply):
+        if "arrays" in reply.content:
+            reply.content["arrays"] = ArrayRecord({name: make(a) for name, a in reply.content["arrays"].items()})
+        return reply
+
+    return how
 
 
 def without_va(config, arrays):
@@ -138,17 +177,19 @@ def test_in_training(fault):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("how", "words"),
     [
-        (lambda v: v * float("nan"), "not finite"),
-        (lambda v: v * 1e6, "the others' about"),
-        (reshaped, "names or shapes"),
+        (changed(lambda v: v * float("nan"), "arrays"), "not finite"),
+        (changed(lambda v: v * 1e6, "arrays"), "the others' about"),
+        (changed(reshaped, "arrays"), "names or shapes"),
+        (model_of(lambda like: Array(np.full(like.shape, "x"))), "not of numbers"),
+        (model_of(lambda like: Array(like.dtype, like.shape, like.stype, b"PK\x03\x04")), "cannot be read"),
     ],
 )
-def test_broken_models_are_not_averaged(change, words):
+def test_broken_models_are_not_averaged(how, words):
     """Whatever FedCal's own records say."""
     config = config_of("heart", "fed-ts")
-    app = breaking("va", changed(change, "arrays"), after=0)
+    app = breaking("va", how, after=0)
     strategy, arrays = flower(config, grid_of(config, app), FedAvg(fraction_evaluate=0.0))
     found = [fault for fault in strategy.report()["faults"] if words in fault["reason"]]
     assert len(found) == ROUNDS
@@ -240,6 +281,34 @@ def test_settings_are_the_apps_and_another_strategys_state_is_refused(tmp_path):
     slower = FedAdam(fraction_evaluate=0.0, eta=0.001)
     flower(config, grid_of(config), slower, folder=tmp_path)
     assert slower.eta == 0.001
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"eta": True},
+        {"eta": "0.1"},
+        {"accept_failures": 1},
+        {"m_t": {"kind": "dict"}},
+        {"m_t": {"kind": "code", "names": []}},
+        {"m_t": {"kind": "dict", "names": ["w"]}},
+        {"m_t": {"kind": "array", "names": []}},
+        {"m_t": {"kind": "dict", "names": 5}},
+    ],
+)
+def test_a_damaged_strategys_state_is_refused(told):
+    strategy = INNER["FedAdam"]()
+    strategy.accept_failures = True
+    with pytest.raises(FedCalError, match="damaged or of another strategy"):
+        put_back(strategy, {}, told)
+
+
+def test_arrays_that_pytorch_has_not_are_left_out():
+    strategy = INNER["FedAdam"]()
+    strategy.m_t = {"w": np.ones(2, ">f8")}
+    strategy.v_t = {"w": np.ones(2)}
+    arrays, told = state_of(strategy, numbers_of(strategy))
+    assert list(told) == ["v_t"] and list(arrays) == ["v_t/0"]
 
 
 def killing(last):

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message
 
-from fedcal.calibrate.methods.method import Averaged, Method, Update
+from fedcal.calibrate.methods.method import Averaged, Method, Update, n_bytes
 from fedcal.calibrate.rounds import plain
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError
-from fedcal.exchange.checks import Expected, check_content, check_header
-from fedcal.flower.records import ANSWER, SAID, unpack
+from fedcal.exchange.checks import HEADER, Expected, check_content, check_header
+from fedcal.flower.records import ANSWER, SAID, size, unpack
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
+MOST_LEFT = 10**9  # rounds: no fit has as many
 SAID_KEYS = {"kind": str, "federation": str, "round": int, "question": str, "n_classes": int, "site": str, "n": int}
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
@@ -49,30 +50,44 @@ def read_answer(node: int, records: dict[str, Any], expected: Expected) -> tuple
     answer = records.get(ANSWER)
     if answer is None:
         raise FedCalError(f"node {node}: {site} sent no answer")
+    sent, most = size([answer]), n_bytes(expected.content) + HEADER
+    if sent > most:
+        raise FedCalError(f"node {node}: {site} sent {sent} bytes, where an answer has at most {most}")
     try:
         content = plain(unpack(answer))
     except FedCalError as error:
         raise FedCalError(f"node {node}: {site}: {error}") from None
     check_content(f"node {node}: {site}", content, header["n"], expected)
-    return site, Update(content, header["n"], notes=_notes(header.get("notes")))
+    return site, Update(content, header["n"], notes=_notes(node, header))
 
 
-def local_privacy(said: Any) -> dict[str, Any]:
-    """What a node says of its own privacy: (ε, δ) so far, and how many answers it has left."""
+def local_privacy(node: int, said: Any) -> dict[str, Any]:
+    """What a node says of its own privacy: (ε, δ) so far, and how many answers it has left. Nothing where it is silent."""
+    told = _told(node, said, "privacy")
+    if told and (type(told.get("left")) is not int or abs(told["left"]) > MOST_LEFT):
+        raise FedCalError(f"node {node}: it does not say how many private answers it has left")
+    return told
+
+
+def _notes(node: int, said: Any) -> dict[str, float]:
+    """A node's remarks; what is not finite is left out."""
+    told = _told(node, said, "notes")
     try:
-        told = json.loads(said["privacy"])
-        return told if isinstance(told["left"], int) else {}
-    except (KeyError, TypeError, ValueError):
-        return {}
+        found = {name: float(value) for name, value in told.items()}
+    except (TypeError, ValueError, OverflowError):
+        raise FedCalError(f"node {node}: its answer's 'notes' are no numbers") from None
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def _notes(text: Any) -> dict[str, float]:
-    """A node's remarks; what is no number is left out."""
+def _told(node: int, said: Any, key: str) -> dict[str, Any]:
+    """A dict within a header, by JSON; empty where there is none."""
     try:
-        found = json.loads(text)
-        return {str(k): float(v) for k, v in found.items() if math.isfinite(float(v))}
-    except (TypeError, ValueError, AttributeError):
-        return {}
+        found = json.loads(said.get(key, "{}"))
+    except (TypeError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise FedCalError(f"node {node}: its answer's {key!r} cannot be read")
+    return found
 
 
 def too_far(updates: dict[str, Update], method: Method) -> dict[str, str]:
@@ -113,13 +128,15 @@ def bad_models(replies: dict[int, Message], sent: ArrayRecord) -> dict[int, str]
         if len(arrays) != 1 or len(metrics) != 1:
             found[node] = f"sent {len(arrays)} models and {len(metrics)} sets of metrics, where one of each is needed"
             continue
-        if not all(np.isfinite(value).all() for value in metrics[0].values()):
-            found[node] = "its metrics are not finite"
-            continue
         try:
+            finite = all(np.isfinite(value).all() for value in metrics[0].values())
             values = {name: array.numpy() for name, array in arrays[0].items()}
-        except (TypeError, ValueError, EOFError, OSError):
-            found[node] = "its model cannot be read"
+            numeric = all(value.dtype.kind in "biuf" for value in values.values())
+        except Exception:  # whatever a stranger's bytes make a reader raise
+            found[node] = "its model or metrics cannot be read"
+            continue
+        if not finite or not numeric:
+            found[node] = "its model is not of numbers" if finite else "its metrics are not finite"
             continue
         signatures[node] = tuple((name, tuple(v.shape)) for name, v in values.items())
         if not all(np.isfinite(value).all() for value in values.values()):
@@ -128,8 +145,8 @@ def bad_models(replies: dict[int, Message], sent: ArrayRecord) -> dict[int, str]
             sizes[node] = max((float(np.abs(v).max()) for v in values.values() if v.size), default=0.0)
     usual = _usual(signatures, sent)
     found |= {node: "its model has other names or shapes" for node, mine in signatures.items() if mine != usual}
-    sizes = {node: size for node, size in sizes.items() if node not in found}
-    for node, others in _others({str(node): size for node, size in sizes.items()}).items():
+    sizes = {node: largest for node, largest in sizes.items() if node not in found}
+    for node, others in _others({str(node): largest for node, largest in sizes.items()}).items():
         if sizes[int(node)] > FAR * max(1.0, others):
             found[int(node)] = f"its model reaches {sizes[int(node)]:.3g}, the others' about {others:.3g}"
     return found

@@ -23,11 +23,7 @@ BETWEEN = "."  # a strategy within a strategy, and its attribute
 
 def numbers_of(strategy: Strategy) -> dict[str, int | float]:
     """Its numbers, by attribute."""
-    return {
-        name: value
-        for name, value in _attributes(strategy).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    return {name: value for name, value in _attributes(strategy).items() if _is_number(value)}
 
 
 def state_of(strategy: Strategy, at_first: dict[str, int | float]) -> tuple[Params, Told]:
@@ -38,8 +34,12 @@ def state_of(strategy: Strategy, at_first: dict[str, int | float]) -> tuple[Para
         if name in numbers or (found := _arrays(value)) is None:
             continue
         kind, parts = found
+        try:
+            tensors = [torch.from_numpy(np.array(part)) for part in parts.values()]
+        except (TypeError, ValueError):  # a type that PyTorch has not: no reason to end a run
+            continue
         told[name] = {"kind": kind, "names": list(parts)}
-        arrays |= {f"{name}/{i}": torch.from_numpy(np.array(part)) for i, part in enumerate(parts.values())}
+        arrays |= {f"{name}/{i}": tensor for i, tensor in enumerate(tensors)}
     return arrays, told
 
 
@@ -50,8 +50,13 @@ def put_back(strategy: Strategy, arrays: Params, told: Told) -> None:
         if name not in has:
             raise FedCalError(f"the checkpoint is of another strategy, which has {name!r}: delete it")
         if isinstance(value, dict):
-            parts = {key: arrays[f"{name}/{i}"].numpy() for i, key in enumerate(value["names"])}
-            value = _MADE[value["kind"]](parts)
+            try:
+                parts = {key: arrays[f"{name}/{i}"].numpy() for i, key in enumerate(value["names"])}
+                value = _MADE[value["kind"]](parts)
+            except (KeyError, TypeError, ValueError):
+                raise FedCalError(_DAMAGED) from None
+        elif not _is_number(value) or not (has[name] is None or _is_number(has[name])):
+            raise FedCalError(_DAMAGED)
         *within, last = name.split(BETWEEN)
         owner: Any = strategy
         for one in within:
@@ -65,6 +70,13 @@ _MADE: dict[str, Any] = {
     "dict": lambda parts: parts,
     "record": lambda parts: ArrayRecord({name: Array(value) for name, value in parts.items()}),
 }
+
+
+_DAMAGED = "the checkpoint is damaged or of another strategy: delete it"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _attributes(strategy: Strategy) -> dict[str, Any]:

@@ -144,9 +144,10 @@ class Calibrator:
                     self.federation, self.state.rounds + 1, asked, self.n_classes, [site], self.n, content,
                     may_be_empty="share" in self.question,
                 )  # fmt: skip
-                found[site] = read_answer(node, records, expected)[1]
+                update, told = read_answer(node, records, expected)[1], local_privacy(node, records[SAID])
+                found[site] = update
                 self.heard.add(node)
-                self.local |= {site: told} if (told := local_privacy(records[SAID])) else {}
+                self.local |= {site: told} if told else {}
             except FedCalError as error:
                 self.blame(node, str(error))
         for name, reason in too_far(found, self.method).items():
