@@ -25,6 +25,7 @@ SMALL = Config(
     data="digits", model="logistic", clients=6, clients_per_round=3, rounds=4, cal_fraction=0.3, checkpoint_every=1
 )
 QUICK = ("uncal", "val-ts", "ens", "avg-t", "lr-ts", "fedcal", "fedcal-literal")
+FEW = replace(SMALL, method=("uncal", "lr-ts", "fedcal", "fedcal-literal", "fedcal-plus"), scaler_rounds=3)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -36,6 +37,12 @@ def digests(folder: Path) -> dict[str, str]:
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
     return folder, fedcal.run(SMALL, folder)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "few"
+    return folder, fedcal.run(FEW, folder)
 
 
 def test_the_folder_holds_what_it_should(finished):
@@ -78,14 +85,14 @@ def test_same_seed_same_bytes_and_another_seed_other_ones(finished, tmp_path):
     assert fedcal.run(other)["methods"]["uncal"] != fedcal.run(replace(other, seed=0))["methods"]["uncal"]
 
 
-def test_without_a_folder_nothing_is_written(finished, tmp_path, monkeypatch):
+def test_without_a_folder_nothing_is_written(few, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert fedcal.run(SMALL) == finished[1]
+    assert fedcal.run(FEW) == few[1]
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4])
-def test_a_run_stopped_and_resumed_gives_the_same_bytes(finished, tmp_path, stop):
+def test_a_run_stopped_and_resumed_gives_the_same_bytes(few, tmp_path, stop):
     """Stopped by an error in the middle of a round's report; then resumed from Python."""
 
     class StopHere(Exception):
@@ -96,11 +103,11 @@ def test_a_run_stopped_and_resumed_gives_the_same_bytes(finished, tmp_path, stop
             raise StopHere
 
     with pytest.raises(StopHere):
-        fedcal.run(SMALL, tmp_path / "run", on_round=on_round)
+        fedcal.run(FEW, tmp_path / "run", on_round=on_round)
     assert not (tmp_path / "run" / "results.json").exists()
-    fedcal.run(SMALL, tmp_path / "run", resume=True)
-    assert digests(tmp_path / "run") == digests(finished[0])
-    assert fedcal.run(SMALL, tmp_path / "run", resume=True) == finished[1]  # nothing left to do
+    fedcal.run(FEW, tmp_path / "run", resume=True)
+    assert digests(tmp_path / "run") == digests(few[0])
+    assert fedcal.run(FEW, tmp_path / "run", resume=True) == few[1]  # nothing left to do
 
 
 def test_latest_words_survive_a_checkpoint(tmp_path):
@@ -152,7 +159,9 @@ def test_other_kinds_of_runs(changes):
 
 
 def test_tiny_and_single_class_clients_work():
-    config = replace(SMALL, beta=0.01, clients=40, clients_per_round=5, min_samples=1, rounds=2, method=QUICK)
+    config = replace(
+        SMALL, beta=0.01, clients=40, clients_per_round=5, min_samples=1, rounds=2, method=QUICK, scaler_rounds=3
+    )
     state = federation.assemble(config.resolve())
     assert min(c.n for c in state.clients) <= 2
     assert int((state.skew.train > 0).sum(1).min()) == 1

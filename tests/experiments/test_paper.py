@@ -143,7 +143,8 @@ def test_unknown_names_and_data(tmp_path):
 
 @pytest.mark.skipif("FEDCAL_DATA" not in os.environ, reason="needs MNIST's files (FEDCAL_DATA)")
 def test_a_small_table1_on_real_mnist(tmp_path, monkeypatch):
-    small = plan.paper_cells("mnist", (1.0, 0.1), (0,), limit=600, rounds=2, clients=4, epochs=1)
+    names = ("uncal", "val-ts", "ens", "fedcal", "fedcal-plus")
+    small = plan.paper_cells("mnist", (1.0, 0.1), (0,), limit=600, rounds=2, clients=4, epochs=1, method=names)
     monkeypatch.setattr(table1, "cells", lambda *a: small)
     said = []
     args = ("table1", tmp_path, tmp_path / "runs", (0,), True, "cpu", said.append)
