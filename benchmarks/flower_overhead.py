@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedcal.flower import CalibratedStrategy, LocalGrid, calibration_mod
-from fedcal.learn.local import predict, train_locally
+from fedcal.learn.local import SGD, predict, train_locally
 from fedcal.learn.models import build
 from fedcal.seeds import numpy_rng, torch_rng
 
@@ -42,7 +42,7 @@ def app_of(name: str, spent: dict[str, float]) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         began = time.perf_counter()
         model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        train_locally(model, x, y, epochs=1, batch_size=64, rng=numpy_rng(0, "batches"))
+        train_locally(model, x, y, SGD(epochs=1, batch_size=64), numpy_rng(0, "batches"))
         content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": SAMPLES})}
         spent["training"] += time.perf_counter() - began
         return Message(RecordDict(content), reply_to=message)
@@ -63,7 +63,9 @@ def main() -> None:
             start = ArrayRecord(build(name, SHAPES[name], 10, torch_rng(0, "model")).state_dict())
             strategy = CalibratedStrategy(FedAvg(fraction_evaluate=0.0), method, n_classes=10)
             strategy.start(grid, start, ROUNDS)
-            rounds = strategy.report()["rounds"]
+            rounds, faults = strategy.report()["rounds"], strategy.report()["faults"]
+            if faults:
+                raise SystemExit(f"{name}, {method}: {faults[0]}")
             by = {phase: [r for r in rounds if r["phase"] == phase] for phase in ("training", "calibration")}
             model = by["training"][0]["bytes"]["model_up"] / NODES
             training = spent["training"] / ROUNDS / NODES
