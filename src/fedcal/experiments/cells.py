@@ -60,9 +60,14 @@ def name_of(config: Config) -> str:
     return "-".join((*parts, f"s{config.seed}"))
 
 
+def plain_name(name: str) -> tuple[str, dict[str, Any]]:
+    """A method's own name and its options: the flagship has a name here for each of its modes."""
+    return ("fedcal-plus", {"accuracy": "keep"}) if name == "fedcal-plus-keep" else (name, {})
+
+
 def method(name: str) -> Method:
-    """By name; the flagship has one for each of its modes."""
-    return get_method("fedcal-plus", accuracy="keep") if name == "fedcal-plus-keep" else METHODS[name]
+    own, options = plain_name(name)
+    return get_method(own, **options) if options else METHODS[own]
 
 
 # --- training ------------------------------------------------------------------------------------------------------
@@ -78,7 +83,7 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> 
     for cell in (cell for cell in cells if cell not in waiting):
         folder = runs / name_of(cell)
         if tune and not (folder / "tuned.safetensors").exists():
-            state = federation.assemble(replace(cell, method=("uncal",)), _dataset(cell))
+            state = _assemble(cell)
             state.model.load_state_dict(read_tensors(folder / "model.safetensors")[0])
             _tune(state, folder)
             say(f"{folder.name}: its clients trained once more")
@@ -96,15 +101,9 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> 
 def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
     began, first = time.perf_counter(), cells[0]
 
-    def ready(cell: Config, train: federation.Trainer | None = None) -> federation.Federation:
-        state = federation.assemble(replace(cell, method=("uncal",)), _dataset(cell), train)
-        if "fedcal-literal" in cell.method and cell.algorithm == "fedavg":
-            state.keep = (KEEP,)
-        return state
-
-    states = [ready(first)]
+    states = [_assemble(first)]
     with ThreadPoolExecutor(8) as pool:
-        states += pool.map(lambda cell: ready(cell, states[0].train), cells[1:])
+        states += pool.map(lambda cell: _assemble(cell, states[0].train), cells[1:])
     label = name_of(first) if len(cells) == 1 else f"{first.data} {first.model}, {len(cells)} cells"
     say(f"{label}: ready after {time.perf_counter() - began:.0f} s")
     training, steps = time.perf_counter(), 0
@@ -135,6 +134,14 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
         write_final(folder, state, told)  # last: what has it is whole
     per_step = f"{1000 * seconds / steps:.2f} ms a client-step"
     say(f"{label}: trained in {seconds:.0f} s ({per_step}), recorded after {time.perf_counter() - began:.0f} s")
+
+
+def _assemble(cell: Config, train: federation.Trainer | None = None) -> federation.Federation:
+    """The cell's federation, its methods left for later; what Algorithm 1 as printed needs of each round is kept."""
+    state = federation.assemble(replace(cell, method=("uncal",)), _dataset(cell), train)
+    if "fedcal-literal" in cell.method and cell.algorithm == "fedavg":
+        state.keep = (KEEP,)
+    return state
 
 
 def _steps(state: federation.Federation, record: federation.Record) -> int:
@@ -219,7 +226,7 @@ def _at_once(task: Callable[..., str], *args: Any) -> Future[str]:
 def possible(folder: Path, names: Sequence[str]) -> list[str]:
     """Those of the methods that the cell was recorded for: what runs within training rounds needs the rounds."""
     asked = read_tensors(folder / "final.safetensors")[1]["methods"]
-    return [name for name in names if name.removesuffix("-keep") in asked]
+    return [name for name in names if plain_name(name)[0] in asked]
 
 
 def _finished(folder: Path, results: Path, names: Sequence[str]) -> bool:
@@ -237,7 +244,7 @@ def fit_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
             calibration = load_scaler(path)[1]
         else:
             calibration = _fit(record, name)
-            save_scaler(path, calibration, name.removesuffix("-keep"))
+            save_scaler(path, calibration, plain_name(name)[0])
         methods[name] = measure(calibration, record)
     content = {
         **about(record),
@@ -263,8 +270,8 @@ def about(record: Recording) -> dict[str, Any]:
 def _fit(record: Recording, name: str) -> Calibration:
     seed = record.config.seed
     if not isinstance(method(name), FedCal):
-        options: dict[str, Any] = {"accuracy": "keep"} if name == "fedcal-plus-keep" else {}
-        return calibrate(record.samples(), name.removesuffix("-keep"), seed=seed, **options)
+        own, options = plain_name(name)
+        return calibrate(record.samples(), own, seed=seed, **options)
     state = begin(method(name), record.n_classes, seed)  # all clients' nets at once
     if method(name).schedule == "interleaved":
         for t in range(1, record.config.rounds + 1):
