@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedcal.errors import FedCalError, unknown
 
+SPREAD = 1e9  # what a logit may lie below its row's top one: no temperature that a fit could find brings more to life
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
 RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them holds of NaN
     "low": (operator.ge, "at least"),
@@ -51,14 +52,22 @@ def check_matrix(values: Any, what: str) -> Tensor:
 
 
 def check_logits(values: Any, what: str = "logits") -> Tensor:
-    """(N, K) finite numbers."""
+    """(N, K) finite numbers, no two in a row further apart than SPREAD (those beyond are moved up to it)."""
     logits = check_matrix(values, what)
-    if math.isfinite(float(logits.sum())):  # one NaN or infinity would show
-        return logits
-    bad = (~torch.isfinite(logits)).any(dim=1)
-    if bad.any():
+    low, high = torch.aminmax(logits) if logits.numel() else (torch.zeros(()), torch.zeros(()))  # NaN shows in both
+    if not math.isfinite(float(low)) or not math.isfinite(float(high)):
+        bad = (~torch.isfinite(logits)).any(dim=1)
         row = int(bad.nonzero()[0])
         raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity ({int(bad.sum())} such rows)")
+    return logits if max(-float(low), float(high)) <= SPREAD else _within_spread(logits)
+
+
+def _within_spread(logits: Tensor) -> Tensor:
+    """Rows with numbers beyond all measure, counted from their top one: sums and squares of the rest stay finite."""
+    logits = logits.clone()
+    far = (logits.abs() > SPREAD).any(dim=1)
+    rows = logits[far].double()
+    logits[far] = (rows - rows.amax(dim=1, keepdim=True)).clamp_min(-SPREAD).to(logits.dtype)
     return logits
 
 

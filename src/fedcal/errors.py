@@ -13,6 +13,10 @@ class FedCalError(ValueError):
         super().__init__(" ".join(message.splitlines()))  # a path, or another library's words, may hold a newline
 
 
+class FedCalWarning(UserWarning):
+    """Something that works, but probably not as it was meant."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:
     """The error for a name that is not in `known`, with the nearest one as a hint."""
     names = list(known)

@@ -13,16 +13,15 @@ pooled ones, whoever holds which sample.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcal.calibrate.fit import BLOCK
-
 Array = NDArray[Any]
+Curvature = Literal["full", "diagonal", "none"]  # what is asked of a Hessian
 
 add, highest = np.add.reduce, np.maximum.reduce  # .sum() and .max() without the detour
 FAMILIES = ("temperature", "bias", "vector", "matrix")
@@ -32,6 +31,13 @@ def centre(logits: Tensor) -> Tensor:
     """Row-centred float64 logits."""
     logits = logits.double()
     return logits - logits.mean(dim=1, keepdim=True)
+
+
+def centred_columns(logits: Tensor) -> Tensor:
+    """`centre`, with classes first in memory, which is what sums run fastest along."""
+    columns = np.array(logits.numpy().T, float, order="C")
+    columns -= columns.sum(axis=0) / len(columns)
+    return torch.from_numpy(columns).T
 
 
 def n_parameters(family: str, k: int) -> int:
@@ -61,22 +67,17 @@ def widen(family: str, t: Tensor, k: int) -> Tensor:
     return torch.cat([torch.diag(t[:k]), t[k:, None]], dim=1).flatten()
 
 
-def linear_sums(family: str, t: Tensor, z: Tensor, y: Tensor, hessian: bool = True) -> dict[str, Tensor]:
-    """A client's half: the summed NLL of `apply_linear(family, t, z)`, its gradient and, if asked for, its Hessian.
+def linear_sums(family: str, t: Tensor, z: Tensor, y: Tensor, curvature: Curvature = "full") -> dict[str, Tensor]:
+    """A client's half: the summed NLL of `apply_linear(family, t, z)`, its gradient, and what is asked of its Hessian.
 
-    In NumPy: at a client's few hundred samples, torch's calls cost more than the arithmetic.
+    All samples at once, so no more of them than fit a core's cache. In NumPy: at a client's few hundred samples, torch's
+    calls cost more than the arithmetic.
     """
-    at, columns, labels = t.numpy(), z.numpy().T, y.numpy()
-    rows = max(1, BLOCK // len(columns))
-    whole = _block_sums(family, at, columns[:, :rows], labels[:rows], hessian)
-    for start in range(rows, len(labels), rows):
-        block = slice(start, start + rows)
-        sums = _block_sums(family, at, columns[:, block], labels[block], hessian)
-        whole = {name: whole[name] + value for name, value in sums.items()}
-    return {name: torch.from_numpy(value) for name, value in whole.items()}
+    found = _sums(family, t.numpy(), z.numpy().T, y.numpy(), curvature)
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in found.items()}
 
 
-def _block_sums(family: str, t: Array, z: Array, y: Array, hessian: bool) -> dict[str, Array]:
+def _sums(family: str, t: Array, z: Array, y: Array, curvature: Curvature) -> dict[str, Array]:
     """The same with classes first: sums over a handful of classes then run along contiguous samples."""
     (k, n), z = z.shape, np.ascontiguousarray(z)
     scales = k if family == "vector" else 1
@@ -96,20 +97,21 @@ def _block_sums(family: str, t: Array, z: Array, y: Array, hessian: bool) -> dic
     torch.from_numpy(p).exp_()  # twice as fast as NumPy's
     total = add(p, axis=0)
     p /= total
-    sums = {"loss": np.asarray(add(np.log(total)) - of_label)}
+    sums = {"loss": add(np.log(total)) - of_label}
     if family == "matrix":
         x = np.concatenate([z, np.ones((1, n))])
-        if hessian:
+        if curvature == "full":
             sums["hess"] = _matrix_hessian(p, x)
         p[label] -= 1
         return sums | {"grad": (p @ x.T).ravel()}
     zp = np.multiply(z, p, out=mean[:k] if family == "vector" else None)
     by_scale, by_shift = add(zp, axis=1), add(p, axis=1)
-    if hessian:
+    if curvature != "none":
         square = add(zp * z, axis=1)
         if family != "vector":
             add(zp, axis=0, out=mean[0])
-        sums["hess"] = _hessian(family, mean[:1] if family == "temperature" else mean, square, by_scale, by_shift)
+        mean = mean[:1] if family == "temperature" else mean
+        sums |= (_hessian if curvature == "full" else _diagonal)(family, mean, square, by_scale, by_shift)
     by_scale -= np.bincount(y, z[label], k)
     by_shift -= np.bincount(y, minlength=k)
     scale = by_scale if family == "vector" else add(by_scale, keepdims=True)
@@ -117,7 +119,18 @@ def _block_sums(family: str, t: Array, z: Array, y: Array, hessian: bool) -> dic
     return sums
 
 
-def _hessian(family: str, mean: Array, square: Array, by_scale: Array, by_shift: Array) -> Array:
+def _diagonal(family: str, mean: Array, square: Array, by_scale: Array, by_shift: Array) -> dict[str, Array]:
+    """The Hessian's diagonal, and for a vector map also what couples each class's scale with its shift: 2 K or 3 K numbers,
+    where the whole has K² or 4 K²."""
+    k = len(square)
+    own = np.concatenate([square if family == "vector" else add(square, keepdims=True), by_shift])
+    found = {"diag": own - np.einsum("ij,ij->i", mean, mean)}
+    if family == "vector":
+        found["cross"] = by_scale - np.einsum("ij,ij->i", mean[:k], mean[k:])
+    return found
+
+
+def _hessian(family: str, mean: Array, square: Array, by_scale: Array, by_shift: Array) -> dict[str, Array]:
     """Σ (E[d dᵀ] − E[d] E[d]ᵀ): `mean` is E[d], and the others, sums of z_k² p_k, z_k p_k and p_k, make up E[d dᵀ]."""
     hess, size, k = -(mean @ mean.T), len(mean), len(square)
     flat = hess.ravel()  # a view, in which diagonals have the stride size + 1
@@ -125,13 +138,13 @@ def _hessian(family: str, mean: Array, square: Array, by_scale: Array, by_shift:
         flat[:: size + 1] += np.concatenate([square, by_shift])
         flat[k : k * size : size + 1] += by_scale
         flat[k * size :: size + 1] += by_scale
-        return hess
+        return {"hess": hess}
     flat[0] += add(square)
     if family == "bias":
         flat[size + 1 :: size + 1] += by_shift
         hess[0, 1:] += by_scale
         hess[1:, 0] += by_scale
-    return hess
+    return {"hess": hess}
 
 
 def _matrix_hessian(p: Array, x: Array) -> Array:

@@ -21,7 +21,7 @@ def check_pair(name: Any, pair: Any) -> tuple[Any, Any]:
 
 
 def check_client(name: str, pair: tuple[Any, Any], width: int = 0) -> Samples:
-    """A client's (logits, labels) as tensors, the logits in float64; `width` is the number of classes, 0 if any will do."""
+    """A client's (logits, labels) as tensors of the type they came in; `width` is the number of classes, 0 if any will do."""
     try:
         logits = check_logits(pair[0])
         labels = check_labels(pair[1], logits.shape[0], logits.shape[1])
@@ -29,7 +29,7 @@ def check_client(name: str, pair: tuple[Any, Any], width: int = 0) -> Samples:
         raise FedCalError(f"client {name}: {error}") from None
     if width and logits.shape[1] != width:
         raise FedCalError(f"client {name}: logits of {logits.shape[1]} classes where the others have {width}")
-    return logits.double(), labels
+    return logits, labels
 
 
 class Stream(Mapping[str, Samples]):

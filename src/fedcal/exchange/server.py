@@ -19,6 +19,7 @@ from fedcal.errors import FedCalError, unknown
 from fedcal.exchange.checks import SCHEMA, Expected, check_content, check_file, check_header, check_name, digest
 from fedcal.seeds import torch_rng
 from fedcal.store import read_json, read_tensors, write_json, write_tensors
+from fedcal.threads import one_thread
 
 
 @dataclass
@@ -99,6 +100,7 @@ def replay(folder: Path) -> Server:
     return server
 
 
+@one_thread()
 def add(folder: Path, answers: list[Path], without: list[str]) -> Server:
     """The round's answers added up: the next question, or the scaler. Nothing is written unless all is well."""
     server = replay(folder)

@@ -15,8 +15,10 @@ from fedcal.errors import FedCalError, unknown
 from fedcal.exchange.checks import SCHEMA, check_name, check_values, digest
 from fedcal.seeds import torch_rng
 from fedcal.store import nest, read_tensors, unnest, write_tensors
+from fedcal.threads import one_thread
 
 
+@one_thread()
 def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Path, out: Path | None) -> Path:
     """Answer a question from the site's samples. What the site must remember goes to `state`; that stays here."""
     (sent, header), (logits, labels) = read_tensors(question), samples
@@ -37,6 +39,7 @@ def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Pat
     return path
 
 
+@one_thread()
 def finish(scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state: Path, out: Path) -> bool:
     """The site's scaler: the global one and its own part. True if it took part, so that there was a state to go by."""
     name, final = load_scaler(scaler)

@@ -44,6 +44,7 @@ from fedcal.flower.records import (
 from fedcal.measure.tally import Tally
 from fedcal.seeds import torch_rng
 from fedcal.store import nest, read_tensors, unnest, write_tensors
+from fedcal.threads import one_thread
 
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
 KEPT = "fedcal.kept"  # in the node's state: tensors, and what they are of
@@ -151,6 +152,7 @@ class Node:
 
     # --- parts of the above --------------------------------------------------------------------------------------------
 
+    @one_thread()
     def _answer(self, samples: Samples, own: Params) -> dict[str, Any]:
         """The method's client half; a node without samples says so and sends nothing."""
         logits, labels = samples
@@ -167,6 +169,7 @@ class Node:
         said = self._said(len(labels)) | {"notes": update.notes}
         return {SAID: config_of(said), ANSWER: pack(content)}
 
+    @one_thread()
     def _finish(self) -> dict[str, Any]:
         """Sums that measure: the model as it is, the global scaler, the node's own; the last one stays here."""
         method, params, own = self.method, self.sent, self._own()
