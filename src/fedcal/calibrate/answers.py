@@ -71,6 +71,8 @@ class Site:
     @cached_property
     def client(self) -> Tensor:
         """Which of the clients each sample belongs to."""
+        if len(self.counts) == 1:
+            return torch.zeros((), dtype=torch.int64).expand(len(self.labels))
         return torch.repeat_interleave(torch.arange(len(self.counts)), torch.tensor(self.counts))
 
     def part(self, share: float = 1.0, folded: bool = True) -> Part:
@@ -120,7 +122,9 @@ class Part:
     @property
     def client(self) -> Tensor:
         """Which of the site's clients each sample belongs to."""
-        return self._site.client if self._rows is None else self._site.client[self._rows]
+        client = self._site.client
+        alike = self._rows is None or len(self._site.counts) == 1
+        return client[: len(self.y)] if alike else client[self._rows]
 
     def chunks(self) -> Iterator[Chunk]:
         """All samples, a core's cache full at a time; of a small client that is one chunk, and it is kept."""
@@ -166,7 +170,9 @@ def _rows(site: Site, share: float, folded: bool) -> tuple[Tensor, list[int]]:
         logits, labels = site.logits[first : first + count], site.labels[first : first + count]
         mine = part(share, logits, labels) if share < 1 else torch.arange(count)
         rows.append(first + mine)
-        fold.append(folds(logits, labels, centred=True)[mine] if folded and len(mine) else torch.zeros_like(mine))
+        fold.append(
+            folds(logits, labels, centred=True)[mine] if folded and len(mine) else torch.zeros_like(mine).char()
+        )
         first += count
     found = torch.cat(fold)
     return torch.cat(rows)[found.argsort(stable=True)], found.bincount(minlength=FOLDS).tolist()
@@ -273,12 +279,14 @@ def _watched(part: Part, question: Params) -> tuple[Tensor, Tensor, Tensor]:
     if part.watched is None or part.watched[0] is not question:  # several parts of a question may look at them
         kind = "watch-own" if any(name.startswith("watch-own/") for name in question) else "watch"
         family = next(name.split("/")[1] for name in question if name.startswith(f"{kind}/"))
-        params, rows = unnest(f"{kind}/{family}", question), []
+        params, n, first = unnest(f"{kind}/{family}", question), len(part.y), 0
+        log_p, log_q, hit = (torch.empty(n, dtype=d) for d in (torch.float64, torch.float64, torch.bool))
         for chunk in part.chunks():
-            u = chunk.out_of_fold(family, params)
+            u, here = chunk.out_of_fold(family, params), slice(first, first + len(chunk.y))
             label = (chunk.z if kind == "watch-own" else u).argmax(1)
-            rows.append((*maps.log_odds(u, label), label == chunk.y))
-        log_p, log_q, hit = (torch.cat(column) for column in zip(*rows, strict=True))
+            log_p[here], log_q[here] = maps.log_odds(u, label)
+            hit[here] = label == chunk.y
+            first = here.stop
         part.watched = question, (log_p, log_q, hit)
     return part.watched[1]
 
@@ -289,22 +297,35 @@ def _histogram(part: Part, about: Params, question: Params) -> Params:
 
 
 def _beta(part: Part, about: Params, question: Params) -> Params:
-    watched, found = _watched(part, question), {}
-    for name, t in about.items():
-        found |= nest(name, maps.beta_sums(t, *outside(part.sizes, name.split("/")[1], *watched)))
-    return found
+    found = []
+    for fold, *watched in _watched_by_fold(part, question):
+        seen = {name: t for name, t in about.items() if name.split("/")[1] != str(fold)}
+        sums: Params = {}
+        for name, t in seen.items():
+            sums |= nest(name, maps.beta_sums(t, *watched))
+        found.append(sums)
+    names = [f"{name}/{kind}" for name in about for kind in ("loss", "grad", "hess")]
+    return {name: sum_of(sums[name] for sums in found if name in sums) for name in names}
 
 
 def _map(part: Part, about: Params, question: Params) -> Params:
-    log_p, log_q, hit = _watched(part, question)
-    by_fold = list(zip(log_p.split(part.sizes), log_q.split(part.sizes), strict=True))
-    beta, *hists = (  # in this order
-        torch.cat([maps.map_log_odds({name[:4]: about[f"map/{name}/{f}"]}, *v) for f, v in enumerate(by_fold)])
-        for name in sorted({name.split("/")[1] for name in about})
-    )
-    candidates = [v for hist in hists for v in (hist, (hist + beta) / 2)]
-    losses = [maps.bernoulli(v, hit) for v in [*candidates, log_p + log_q]]  # no map at all comes last
-    return _compare("map", losses, [hit] * len(losses))
+    names, found = sorted({name.split("/")[1] for name in about}), []
+    for fold, log_p, log_q, hit in _watched_by_fold(part, question):
+        beta, *hists = (  # in this order
+            maps.map_log_odds({name[:4]: about[f"map/{name}/{fold}"]}, log_p, log_q) for name in names
+        )
+        candidates = [v for hist in hists for v in (hist, (hist + beta) / 2)]
+        losses = [maps.bernoulli(v, hit) for v in [*candidates, log_p + log_q]]  # no map at all comes last
+        found.append(_compare("map", losses, [hit] * len(losses)))
+    return {name: sum_of(one[name] for one in found) for name in found[0]}
+
+
+def _watched_by_fold(part: Part, question: Params) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """What is watched of the samples of each fold, some at a time."""
+    by_fold = (value.split(part.sizes) for value in _watched(part, question))
+    for fold, values in enumerate(zip(*by_fold, strict=True)):
+        for some in zip(*(value.split(BLOCK) for value in values), strict=True):
+            yield fold, *some
 
 
 def _nothing(part: Part, about: Params, question: Params) -> Params:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,9 +32,9 @@ def folds(logits: Tensor, labels: Tensor, centred: bool = False) -> Tensor:
     whole.update(labels.contiguous().numpy().data)
     rng = numpy_rng(0, "folds", whole.hexdigest())
     order, offset = rng.permutation(len(labels)), int(rng.integers(FOLDS))
-    fold = torch.empty(len(labels), dtype=torch.int64)
-    fold[torch.from_numpy(order)] = (torch.arange(len(labels)) + offset) % FOLDS
-    return fold
+    fold = np.empty(len(labels), np.int8)
+    fold[order] = np.resize((np.arange(FOLDS, dtype=np.int8) + offset) % FOLDS, len(labels))
+    return torch.from_numpy(fold)
 
 
 def part(share: float, logits: Tensor, labels: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ def log_ratio(counts: Tensor, law: Tensor, alpha: Tensor) -> Tensor:
 
 def label_counts(labels: Tensor, client: Tensor, n_clients: int, k: int) -> Tensor:
     """How often each of the clients has each class, (clients, K)."""
-    return torch.bincount(client * k + labels, minlength=n_clients * k).double().view(n_clients, k)
+    which = labels if n_clients == 1 else client * k + labels
+    return torch.bincount(which, minlength=n_clients * k).double().view(n_clients, k)
 
 
 def counts_likelihood(counts: Tensor, law: Tensor) -> Tensor:
