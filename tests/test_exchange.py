@@ -201,7 +201,7 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "n in a first answer": (
         change("other/siteB-0001.safetensors", lambda t, _: t["n"].fill_(10**6)),
         "server add other other/siteA-0001.safetensors other/siteB-0001.safetensors other/siteC-0001.safetensors",
-        "siteB's answer counts 1e+06 samples, but declares 150",
+        "siteB's answer: 'n' counts 1e+06 samples, but 150 are declared",
     ),
     "other question": (change(B2, lambda _, a: a.update(question="0")), ADD, "siteB answers another question"),
     "not an answer": (lambda: shutil.copy("dir/question-0002.safetensors", B2), ADD, "not an answer"),
