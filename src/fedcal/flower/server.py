@@ -151,7 +151,7 @@ class Calibrator:
                 self.local |= {site: told} if told else {}
             except FedCalError as error:
                 self.blame(node, str(error))
-        for name, reason in too_far(found, self.method).items():
+        for name, reason in too_far(found, self.method, self.squares).items():
             del found[name]
             (node,) = (node for node in self.heard if self.names[node] == name)
             self.heard.remove(node)
