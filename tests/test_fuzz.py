@@ -18,7 +18,7 @@ from fedcal import FedCalError
 from fedcal.calibrate.fit import Training
 from test_grid import EXACT, MAY_REORDER, check_order, check_probabilities, pool, probabilities
 
-EXAMPLES = int(os.environ.get("FEDCAL_FUZZ", "8"))
+EXAMPLES = int(os.environ.get("FEDCAL_FUZZ", "20"))
 NETS = {"fedcal", "fedcal-literal", "fedcal-no-wm", "fedcal-small", "fedcal-no-op"}
 DTYPES = ("float16", "float32", "float64", "int8", "int64")
 
