@@ -36,8 +36,11 @@ FULL = os.environ.get("FEDCAL_GRID") == "full"
 SLOW = {  # more than a few seconds; smaller cases of the same number of clients or classes cover these
     ("fed-matrix", "50 x 1,000"),  # a million parameters
     ("fedcal-plus, keep", "50 x 1,000"),
-    ("fed-op", "1,000 clients of 2 x 3"),
-    *((f"fedcal-plus{more}", "1,000 clients of 2 x 3") for more in ("", ", keep", ", keep, uninformed")),
+    *(
+        (variant, "1,000 clients of 2 x 3")
+        for variant, (method, _) in VARIANTS.items()
+        if fedcal.METHODS[method].additive and method not in ("fed-ts", "fed-bias")
+    ),
 }
 
 
