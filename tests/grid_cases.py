@@ -1,14 +1,18 @@
-"""The grid's inputs: every size, type, scale and oddity of logits and labels that a fit must survive."""
+"""The grid's inputs: every size, type, scale and oddity of logits and labels that a fit must survive; and its checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+import fedcal
+
 Clients = dict[str, tuple[Any, Any]]
+MAY_REORDER = {"fedcal-no-op", "fed-bias", "fed-vector", "fed-matrix", "fedcal-plus"}
+EXACT = {"fed-ts", "fed-bias", "fed-vector", "fed-matrix", "fed-beta", "fed-hist"}  # equal to the pooled fit
 Change = Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]
 
 
@@ -118,3 +122,27 @@ LARGER = {  # minutes; FEDCAL_GRID=full
     "2 of 6,553 x 1,000": Case((6_553, 6_553), 1000),
     "100 clients of 50 x 1,000": Case((50,) * 100, 1000),
 }
+
+
+# --- what is checked --------------------------------------------------------------------------------------------------------
+
+
+def probabilities(fitted: fedcal.Calibration, logits: np.ndarray, client: str | None = None) -> np.ndarray:
+    return np.asarray(fitted.predict_proba(logits, client))
+
+
+def pool(clients: Mapping[str, tuple[Any, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    logits, labels = zip(*clients.values(), strict=True)
+    return np.concatenate(logits), np.concatenate(labels)
+
+
+def check_probabilities(p: np.ndarray, where: str) -> None:
+    assert np.isfinite(p).all(), f"not finite: {where}"
+    assert ((p >= 0) & (p <= 1)).all(), f"outside [0, 1]: {where}"
+    assert np.abs(p.sum(axis=1) - 1).max(initial=0.0) <= 1e-12, f"rows do not sum to 1: {where}"
+
+
+def check_order(p: np.ndarray, logits: np.ndarray, where: str) -> None:
+    """The model's top class has the highest probability; probabilities may tie where logits are too close to tell."""
+    top = p[np.arange(len(p)), logits.argmax(axis=1)]
+    assert (top == p.max(axis=1)).all(), f"{int((top < p.max(axis=1)).sum())} of {len(p)} top classes moved: {where}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fedcal
 from fedcal import FedCalError
 from fedcal.calibrate.fit import Training
-from test_grid import EXACT, MAY_REORDER, check_order, check_probabilities, pool, probabilities
+from grid_cases import EXACT, MAY_REORDER, check_order, check_probabilities, pool, probabilities
 
 EXAMPLES = int(os.environ.get("FEDCAL_FUZZ", "20"))
 NETS = {"fedcal", "fedcal-literal", "fedcal-no-wm", "fedcal-small", "fedcal-no-op"}

@@ -16,7 +16,18 @@ import pytest
 import fedcal
 from fedcal import FedCalError
 from fedcal.calibrate.fit import Training
-from grid_cases import CASES, LARGER, Case, Clients
+from grid_cases import (
+    CASES,
+    EXACT,
+    LARGER,
+    MAY_REORDER,
+    Case,
+    Clients,
+    check_order,
+    check_probabilities,
+    pool,
+    probabilities,
+)
 
 SHORT: dict[str, dict[str, Any]] = {  # nets are trained for a few steps only: what is tested does not depend on more
     **{
@@ -30,8 +41,6 @@ VARIANTS = {name: (name, SHORT.get(name, {})) for name in fedcal.METHODS} | {
     "fedcal-plus, keep": ("fedcal-plus", {"accuracy": "keep"}),
     "fedcal-plus, keep, uninformed": ("fedcal-plus", {"accuracy": "keep", "informed": False}),
 }
-MAY_REORDER = {"fedcal-no-op", "fed-bias", "fed-vector", "fed-matrix", "fedcal-plus"}
-EXACT = {"fed-ts", "fed-bias", "fed-vector", "fed-matrix", "fed-beta", "fed-hist"}
 FULL = os.environ.get("FEDCAL_GRID") == "full"
 SLOW = {  # more than a few seconds; smaller cases of the same number of clients or classes cover these
     ("fed-matrix", "50 x 1,000"),  # a million parameters
@@ -93,27 +102,6 @@ def views_of(clients: Mapping[str, tuple[Any, Any]]) -> dict[str, np.ndarray]:
     """What is predicted: logits that were fitted on, and the same ten times as large."""
     fitted = max((z for z, _ in clients.values()), key=len)[:500].astype(float)
     return {"fitted logits": fitted, "ten times": 10 * fitted}
-
-
-def probabilities(fitted: fedcal.Calibration, logits: np.ndarray, client: str | None = None) -> np.ndarray:
-    return np.asarray(fitted.predict_proba(logits, client))
-
-
-def pool(clients: Mapping[str, tuple[Any, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    logits, labels = zip(*clients.values(), strict=True)
-    return np.concatenate(logits), np.concatenate(labels)
-
-
-def check_probabilities(p: np.ndarray, where: str) -> None:
-    assert np.isfinite(p).all(), f"not finite: {where}"
-    assert ((p >= 0) & (p <= 1)).all(), f"outside [0, 1]: {where}"
-    assert np.abs(p.sum(axis=1) - 1).max(initial=0.0) <= 1e-12, f"rows do not sum to 1: {where}"
-
-
-def check_order(p: np.ndarray, logits: np.ndarray, where: str) -> None:
-    """The model's top class has the highest probability; probabilities may tie where logits are too close to tell."""
-    top = p[np.arange(len(p)), logits.argmax(axis=1)]
-    assert (top == p.max(axis=1)).all(), f"{int((top < p.max(axis=1)).sum())} of {len(p)} top classes moved: {where}"
 
 
 def test_every_value_is_in_the_grid() -> None:

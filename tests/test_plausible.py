@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedcal import FedCalError
-from fedcal.calibrate.methods import METHODS, get_method
+from fedcal.calibrate.methods import METHODS, fedcal_plus, get_method
 from fedcal.calibrate.methods.method import Additive, Averaged, total
 from fedcal.calibrate.rounds import advance, begin
+from fedcal.exchange.checks import declared_squares
 from fedcal.exchange.plausible import CHECKS, Reply, check_plausible, check_size
 from fedcal.flower.privacy import clipped
 
@@ -39,18 +40,17 @@ def conversation(name: str, samples: Samples) -> Iterator[Reply]:
     """Every client's reply to every request of a fit."""
     method, k = get_method(name), samples[0][0].shape[1]
     assert isinstance(method, Additive)
-    state, own, squares = begin(method, k, 0), [{} for _ in samples], [None] * len(samples)
+    state, own, squares = begin(method, k, 0), [{} for _ in samples], dict[str, float]()
     while not state.done and state.rounds < ROUNDS:
-        updates = []
+        updates = {}
         for i, (z, y) in enumerate(samples):
             update = method.client(state.question, own[i], z, y, torch.Generator())
-            own[i] = update.own
-            if "squares" in update.content:
-                squares[i] = float(update.content["squares"])
-            updates.append(update)
-            yield Reply(f"site{i}", update.content, len(y), k, state.question, squares[i])
+            own[i], updates[f"site{i}"] = update.own, update
+        squares = declared_squares(squares, updates)
+        for (name, update), (_, y) in zip(updates.items(), samples, strict=True):
+            yield Reply(name, update.content, len(y), k, state.question, squares.get(name))
         state.rounds += 1
-        advance(state, total(updates))
+        advance(state, total(list(updates.values())))
 
 
 def check(reply: Reply) -> None:
@@ -81,6 +81,16 @@ def test_large_logits_are_honest(name: str, scale: float) -> None:
     for samples in ([(z, y)], [(sure, y)], [(z, y), (sure, y)]):
         for reply in conversation(name, samples):
             check(reply)
+
+
+def test_honest_replies_about_a_share_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server chooses on a part of the samples, of which some sites have none."""
+    monkeypatch.setattr(fedcal_plus, "N_CHOOSE", 500)
+    replies = list(conversation("fedcal-plus", make_samples([300] * 8, 3)))
+    about_share = [reply for reply in replies if "share" in reply.asked]
+    assert any(reply.content for reply in about_share) and any(not reply.content for reply in about_share)
+    for reply in replies:
+        check(reply)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------------
