@@ -12,7 +12,8 @@ from fedcal.calibrate.rounds import plain
 from fedcal.calibrate.scaler_file import load_scaler, method_of, save_scaler
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError, unknown
-from fedcal.exchange.checks import SCHEMA, check_name, check_values, digest
+from fedcal.exchange.checks import SCHEMA, check_name, digest
+from fedcal.exchange.plausible import Reply, check_size
 from fedcal.seeds import torch_rng
 from fedcal.store import nest, read_tensors, unnest, write_tensors
 from fedcal.threads import one_thread
@@ -32,7 +33,8 @@ def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Pat
     rng = torch_rng(header["seed"], "scaler", header["round"] - 1, site)
     update = method.client(sent, own, logits, labels, rng)
     said = {key: header[key] for key in ("federation", "round", "n_classes")} | {"site": site, "n": len(labels)}
-    check_values(site, update.content, len(labels), header["n_classes"])  # logits beyond all measure show here first
+    # Logits beyond all measure show here first.
+    check_size(Reply(site, update.content, len(labels), header["n_classes"], sent))
     write_tensors(state, nest("before", own) | nest("after", update.own), {**said, "kind": "state"})
     path = out or question.with_name(f"{site}-{header['round']:04d}.safetensors")
     write_tensors(path, update.content, {**said, "schema": SCHEMA, "kind": "answer", "question": digest(sent)})
