@@ -16,6 +16,7 @@ from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.solve import Prior, Program, Sums, by_blocks, by_class, lbfgs, lockstep, newton, saying, together
 
 NEWTON_MAX = 300  # parameters up to which a Hessian is worth sending
+BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ numbers, are worth sending once
 # Nats of the whole summed loss that a fit's last step may still gain. Newton squares what is left.
 FITTING = 1e-8
 TOWARDS = 1e-4  # of a fit that another one is shrunk towards
@@ -48,7 +49,7 @@ def start(k: int, folded: bool = False) -> Generator[Sums, Sums, Clients]:
     """The first question: how much there is, and whether every fold has some of it."""
     sums = yield {"start": torch.zeros(0), **({"folds": torch.zeros(0)} if folded else {})}
     n, squares, agreement = (float(sums[name]) for name in ("n", "squares", "agreement"))
-    rms = (squares / max(n * k, 1)) ** 0.5
+    rms = (max(squares, 0.0) / max(n * k, 1)) ** 0.5  # noise for privacy may leave it negative
     rms = rms if rms > 1e-100 else 1.0  # of less, the squares of some have vanished: nothing is known
     mode = 1 / rms if rms < 1 else min(1.0, 100 / rms)
     # If logits were Gaussian, the true label's would lie b times their variance above the others' mean. Where labels and
@@ -107,7 +108,7 @@ def fit_linear(
     if n_parameters(family, clients.k) <= NEWTON_MAX:
         solvers = {fold: newton(at[fold], prior, tol) for fold, (_, prior) in begins.items()}
         return (yield from lockstep(f"newton/{family}", solvers))
-    if family != "matrix":
+    if family != "matrix" or clients.k > BLOCKS_MAX:
         tol = max(tol**2, 1e-12)  # of L-BFGS, what is left is left
         solvers = {fold: lbfgs(at[fold], prior, by_class, tol) for fold, (_, prior) in begins.items()}
         return (yield from lockstep(f"diagonal/{family}", solvers))
