@@ -42,15 +42,6 @@ VARIANTS = {name: (name, SHORT.get(name, {})) for name in fedcal.METHODS} | {
     "fedcal-plus, keep, uninformed": ("fedcal-plus", {"accuracy": "keep", "informed": False}),
 }
 FULL = os.environ.get("FEDCAL_GRID") == "full"
-SLOW = {  # more than a few seconds; smaller cases of the same number of clients or classes cover these
-    ("fed-matrix", "50 x 1,000"),  # a million parameters
-    ("fedcal-plus, keep", "50 x 1,000"),
-    *(
-        (variant, "1,000 clients of 2 x 3")
-        for variant, (method, _) in VARIANTS.items()
-        if fedcal.METHODS[method].additive and method not in ("fed-ts", "fed-bias")
-    ),
-}
 
 
 @cache
@@ -63,7 +54,7 @@ def pairs() -> list[Any]:
     found = []
     for case, about in (CASES | LARGER).items():
         for variant in VARIANTS:
-            large = not FULL and (case in LARGER or (variant, case) in SLOW)
+            large = not FULL and case in LARGER
             marks = [pytest.mark.skip(reason="takes minutes: FEDCAL_GRID=full")] if large else []
             found.append(pytest.param(variant, case, about, id=f"{variant}: {case}", marks=marks))
     return found

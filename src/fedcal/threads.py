@@ -44,7 +44,8 @@ def one_thread() -> Iterator[None]:
 def _enter() -> None:
     global _inside, _before
     with _lock:
-        _before = _before if _inside else torch.get_num_threads()
+        here = torch.get_num_threads()  # asked in any case: PyTorch sets a new thread's number when first asked for it
+        _before = _before if _inside else here
         _inside += 1
         _here.inside = True
         torch.set_num_threads(1)  # counts for the calling thread, so every one of them says it

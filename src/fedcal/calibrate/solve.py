@@ -54,7 +54,7 @@ class Prior:
             value += self.g * (b - 1 - math.log(b))
             gradient, curvature = gradient.clone(), curvature.clone()
             gradient[0] += self.g * (1 - 1 / b) / self.m
-            curvature[0] += self.g / float(t[0]) ** 2
+            curvature[0] += self.g / float(t[0]) / float(t[0])
         return value, gradient, curvature
 
 
@@ -85,7 +85,7 @@ def newton(t: Tensor, prior: Prior, tol: float = 1e-10, step: Step = newton_step
         sums = yield t
         value, gradient, curvature = prior(t)
         loss = float(sums["loss"]) + value
-        if loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
+        if math.isfinite(loss) and loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
             gradient = sums["grad"] + gradient
             hessian = sums["hess"] + torch.diag(curvature)
             best, best_loss = t, loss
@@ -113,7 +113,7 @@ def lbfgs(t: Tensor, prior: Prior, precondition: Precondition, tol: float = 1e-4
         sums = yield t
         value, gradient, curvature = prior(t)
         loss, gradient = float(sums["loss"]) + value, sums["grad"] + gradient
-        if loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
+        if math.isfinite(loss) and loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
             moved, turned = t - best, gradient - best_gradient
             if math.isfinite(best_loss) and float(moved @ turned) > 0:
                 pairs = [*pairs, (moved, turned, 1 / float(moved @ turned))][-MEMORY:]

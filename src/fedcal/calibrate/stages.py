@@ -50,12 +50,13 @@ def start(k: int, folded: bool = False) -> Generator[Sums, Sums, Clients]:
     sums = yield {"start": torch.zeros(0), **({"folds": torch.zeros(0)} if folded else {})}
     n, squares, agreement = (float(sums[name]) for name in ("n", "squares", "agreement"))
     rms = (max(squares, 0.0) / max(n * k, 1)) ** 0.5  # noise for privacy may leave it negative
-    rms = rms if rms > 1e-100 else 1.0  # of less, the squares of some have vanished: nothing is known
-    mode = 1 / rms if rms < 1 else min(1.0, 100 / rms)
-    # If logits were Gaussian, the true label's would lie b times their variance above the others' mean. Where labels and
-    # logits do not agree, b is small: from a large one, where every softmax is 0 or 1, no step could tell.
-    guess = k * agreement / max(squares, 1e-200)
-    begin = guess if guess * rms > 1e-2 else 0.1 / rms
+    mode = begin = 1.0
+    if rms > 1e-150:  # of less, the squares of some have vanished: nothing is known
+        mode = 1 / rms if rms < 1 else min(1.0, 100 / rms)
+        # If logits were Gaussian, the true label's would lie b times their variance above the others' mean. Where labels
+        # and logits do not agree, b is small: from a large one, where every softmax is 0 or 1, no step could tell.
+        guess = k * agreement / squares
+        begin = guess if guess * rms > 1e-2 else 0.1 / rms
     return Clients(k, n, sums["labels"], mode, begin, folded and bool((sums["folds"] > 0).all()))
 
 

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate.scalers import Params
+from fedcal.checks import SPREAD
 from fedcal.errors import FedCalError
 
-SPREAD = 1e9  # the largest difference of two logits of a sample: fits clip them to that
 RELATIVE = 1e-9  # rounding of a sum, relative to its terms
 TINY = 1e-150  # the least unit that Hessians are measured in: its square is still a number
 EXACT_UP_TO = 300  # parameters up to which a Hessian is factorised; beyond, only its 2 × 2 minors are checked
@@ -142,7 +142,7 @@ def _slope(reply: Reply) -> None:
 
 
 def _linear(reply: Reply) -> None:
-    """newton, gradient, diagonal / FAMILY / FOLD: loss, gradient and Hessian (or its diagonal) of a linear map."""
+    """newton, gradient, diagonal / FAMILY / FOLD: loss, gradient and Hessian (or parts of it) of a linear map."""
     for name, value in reply.content.items():
         kind, *about = name.split("/")
         if kind not in ("newton", "gradient", "diagonal"):
@@ -157,6 +157,11 @@ def _linear(reply: Reply) -> None:
             _no_drift(reply, name, family, value)
         elif field == "diag":
             _diagonal(reply, name, value, units)
+        elif field == "cross":  # each class's scale with its shift
+            own = (reply.content[name.removesuffix("cross") + "diag"] / units / units).clamp_min(0)
+            bound = own[: len(value)] * own[len(value) :] + 2 * RELATIVE
+            scaled = value / units[: len(value)] / units[len(value) :]
+            reply.require((scaled.square() <= bound).all(), name, "is not positive semi-definite")
         else:
             _positive(reply, name, value, units)
 
