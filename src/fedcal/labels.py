@@ -42,7 +42,7 @@ def as_labels(values: Any, what: str = "labels") -> np.ndarray:
     if labels.dtype.kind == "S":
         labels = np.array([label.decode(errors="replace") for label in labels.tolist()], dtype=np.str_)
     elif labels.dtype.kind == "T":  # NumPy's strings of any length
-        labels = labels.astype(np.str_)
+        labels = np.array(labels.tolist(), dtype=np.str_)
     if labels.ndim != 1 or labels.dtype.kind not in f"{NUMBERS}U":
         raise FedCalError(f"{what} must be numbers or strings, not {labels.dtype}")
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
