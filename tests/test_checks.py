@@ -64,14 +64,23 @@ def test_every_array_like_gives_the_same_scaler(form):
     expected = fedcal.calibrate([(LOGITS, LABELS)], "fed-bias").predict_proba(LOGITS)
     fitted = fedcal.calibrate([(form(LOGITS), LABELS)], "fed-bias")
     assert np.array_equal(np.asarray(fitted.predict_proba(form(LOGITS))), expected)
-    assert np.array_equal(fedcal.FederatedCalibrator("fed-bias").fit([(form(LOGITS), LABELS)]).predict_proba(LOGITS), expected)
+    assert np.array_equal(
+        fedcal.FederatedCalibrator("fed-bias").fit([(form(LOGITS), LABELS)]).predict_proba(LOGITS), expected
+    )
     probs = form(np.eye(3)[LABELS]) if form is FORMS["integers"] else form(softmax(LOGITS))
     assert 0 <= fedcal.ece(probs, LABELS) <= 1
 
 
 @pytest.mark.parametrize(
     "labels",
-    [LABELS.astype(float), LABELS[:, None], LABELS.astype(">i8"), read_only(LABELS), LABELS.tolist(), torch.tensor(LABELS)],
+    [
+        LABELS.astype(float),
+        LABELS[:, None],
+        LABELS.astype(">i8"),
+        read_only(LABELS),
+        LABELS.tolist(),
+        torch.tensor(LABELS),
+    ],
 )
 def test_every_kind_of_label_gives_the_same(labels):
     assert fedcal.nll(softmax(LOGITS), labels) == fedcal.nll(softmax(LOGITS), LABELS)
@@ -92,7 +101,9 @@ def test_arrays_give_arrays_and_tensors_tensors():
         assert isinstance(call(LOGITS), np.ndarray) and isinstance(call(LOGITS.tolist()), np.ndarray)
         assert isinstance(call(torch.tensor(LOGITS)), torch.Tensor)
         assert np.array_equal(call(LOGITS), call(torch.tensor(LOGITS)).numpy())
-    assert isinstance(fedcal.FederatedCalibrator().fit([(LOGITS, LABELS)]).predict_proba(torch.tensor(LOGITS)), np.ndarray)
+    assert isinstance(
+        fedcal.FederatedCalibrator().fit([(LOGITS, LABELS)]).predict_proba(torch.tensor(LOGITS)), np.ndarray
+    )
 
 
 # --- probabilities -------------------------------------------------------------------------------------------------
@@ -148,7 +159,9 @@ def test_two_classes_in_every_form(case):
     expected = fedcal.calibrate([(logits, TRUTH)], "fed-bias").predict_proba(logits)
     assert fitted.n_classes == 2 and np.allclose(np.asarray(fitted.predict_proba(given)), expected, atol=1e-6)
     signed = fedcal.calibrate([(given, 2 * TRUTH - 1)], "fed-bias", probs=probs)
-    assert signed.classes == (-1, 1) and np.array_equal(signed.apply(logits, probs=False), fitted.apply(logits, probs=False))
+    assert signed.classes == (-1, 1) and np.array_equal(
+        signed.apply(logits, probs=False), fitted.apply(logits, probs=False)
+    )
     estimator = fedcal.FederatedCalibrator("fed-bias", probs=probs).fit(given, 2 * TRUTH - 1)
     assert np.allclose(estimator.predict_proba(given), expected, atol=1e-6)
     assert estimator.score(given, 2 * TRUTH - 1) > 0.6 and estimator.classes_.tolist() == [-1, 1]
