@@ -200,13 +200,14 @@ def test_probabilities_taken_for_logits_are_told_once():
     caught = warned(lambda: fedcal.calibrate(clients, "avg-t"))
     assert len(caught) == 1 and caught[0].filename == __file__
     assert "pass probs=True, or probs=False" in str(caught[0].message) and len(str(caught[0].message).splitlines()) == 1
-    assert len(warned(lambda: fedcal.FederatedCalibrator("avg-t").fit(clients))) == 1
+    caught = warned(lambda: fedcal.FederatedCalibrator("avg-t").fit(clients))
+    assert len(caught) == 1 and caught[0].filename == __file__
     assert len(warned(lambda: fedcal.calibrate({"a": clients[0]}, "fed-ts", stream=True))) == 1
     assert len(warned(lambda: fedcal.calibrate([(sigmoid(SCORES), TRUTH)], "avg-t"))) == 1
     fitted = fedcal.calibrate([(LOGITS, LABELS)], "avg-t")
     for call in (fitted.apply, fitted.predict_proba, lambda z: fitted.welcome("a", z, LABELS)):
         caught = warned(lambda call=call: call(p))
-        assert len(caught) == 1
+        assert len(caught) == 1 and caught[0].filename == __file__
     assert issubclass(FedCalWarning, UserWarning)
 
 

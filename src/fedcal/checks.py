@@ -8,10 +8,12 @@ Every function returns tensors, and raises `FedCalError` with one line that name
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -23,6 +25,7 @@ from fedcal.labels import as_labels, find_classes, to_columns
 
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
 SMALLEST = torch.finfo(torch.float32).tiny  # a probability of 0 counts as this
+PACKAGE = str(Path(__file__).parent)
 FEW = 20  # of fewer scores, all may lie between 0 and 1 by chance
 RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them holds of NaN
     "low": (operator.ge, "at least"),
@@ -135,13 +138,16 @@ def _add_up(rows: Tensor) -> bool:
     return bool(((rows.sum(dim=1) - 1).abs() < ROW_SUM_TOLERANCE).all())
 
 
-def warn_of_probs(stacklevel: int = 3) -> None:
-    """Say, once, that logits look like probabilities."""
+def warn_of_probs() -> None:
+    """Say, once, that logits look like probabilities; the line that is shown is the user's."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
     warnings.warn(
         "the logits look like probabilities (none is negative, every row adds up to one): pass probs=True, "
         "or probs=False if they are logits",
         FedCalWarning,
-        stacklevel=stacklevel,
+        stacklevel=level,
     )
 
 

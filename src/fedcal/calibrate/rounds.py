@@ -89,7 +89,7 @@ class Calibration:
         logits = as_logits(scores, kind)
         self.check_width(logits)
         if kind is None and look_like_probs(logits):
-            warn_of_probs(stacklevel=5)
+            warn_of_probs()
         return logits
 
     def own_of(self, client: str | int | None) -> Params:
