@@ -169,6 +169,13 @@ def test_two_classes_in_every_form(case):
     assert np.array_equal(listed.predict_proba(given), estimator.predict_proba(given))
 
 
+def test_a_client_of_two_classes_may_be_empty():
+    alone, beside = (
+        fedcal.calibrate([(SCORES, TRUTH), *more], "avg-t") for more in ([], [(SCORES[:0], TRUTH[:0]), ([], [])])
+    )
+    assert np.array_equal(alone.apply(SCORES), beside.apply(SCORES))
+
+
 def test_metrics_of_one_column():
     p = sigmoid(SCORES)
     both = np.stack([1 - p, p], 1)

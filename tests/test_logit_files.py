@@ -252,7 +252,7 @@ def test_classes_at_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
     command(capsys, "calibrate y.npz --method fed-ts --out plain -q")
     command(capsys, "apply plain/scaler.safetensors y.npz --classes dog,cat,owl --out named.npz")
     assert set(np.load("named.npz")["predictions"]) <= {"dog", "cat", "owl"}
-    assert "must be 3 different" in command(
+    assert "must be a list of 3 different" in command(
         capsys, "apply plain/scaler.safetensors y.npz --classes dog --out named.npz", code=2
     )
     assert "--own needs a column `site`" in command(capsys, f"apply {SCALER} y.npz --own --out p.npz", code=2)

@@ -55,7 +55,7 @@ def _plain(array: np.ndarray) -> np.ndarray:
 def check_matrix(values: Any, what: str, probs: bool = False) -> Tensor:
     """(N, K) real numbers, K ≥ 2, floating point; binary scores as two columns."""
     matrix = as_tensor(values, what)
-    if matrix.ndim not in (1, 2) or matrix.shape[-1] < 1:
+    if matrix.ndim not in (1, 2) or (matrix.ndim == 2 and matrix.shape[1] < 1):
         raise FedCalError(
             f"{what} must have shape (samples, classes), or (samples,) of two classes, not {tuple(matrix.shape)}"
         )

@@ -17,11 +17,11 @@ client_app = typer.Typer(help="A site's half of a federation by files.", no_args
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The site's .npz, .csv or .parquet.")]
 Name = Annotated[
-    str | None, typer.Option("--name", help="The site's name, or which of the file's sites. [default: the file's]")
+    str | None, typer.Option("--name", help="The site's name, or which of the file's sites. (default: the file's)")
 ]
 State = Annotated[
     Path | None,
-    typer.Option(help="What the site remembers; it never leaves. [default: NAME.state.safetensors beside its file]"),
+    typer.Option(help="What the site remembers; it never leaves. (default: NAME.state.safetensors beside its file)"),
 ]
 
 
@@ -94,7 +94,7 @@ def client_answer(
     site: Name = None,
     state: State = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="The answer. [default: NAME-ROUND.safetensors beside the question]")
+        Path | None, typer.Option("--out", help="The answer. (default: NAME-ROUND.safetensors beside the question)")
     ] = None,
     probs: Kind = None,
     classes: Classes = None,

@@ -24,10 +24,10 @@ def federate(
     method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = DEFAULT,
     rounds: Annotated[int, typer.Option(help="Training rounds.")] = 3,
     clients: Annotated[
-        int | None, typer.Option(help="SuperNodes [default: 3; natural clients: as many as there are].")
+        int | None, typer.Option(help="SuperNodes (default: 3; natural clients: as many as there are).")
     ] = None,
     beta: Annotated[float, typer.Option(help="Dirichlet concentration: lower is more skewed.")] = 0.5,
-    model: Annotated[str | None, typer.Option(help="[default: as suits the data]")] = None,
+    model: Annotated[str | None, typer.Option(help="(default: as suits the data)")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.")] = None,
     option: Options = None,
     robust: Annotated[str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.")] = None,

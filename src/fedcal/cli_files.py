@@ -20,14 +20,14 @@ out = Console()
 Kind = Annotated[
     bool | None,
     typer.Option(
-        "--probs/--logits", help="What arrays or columns of other names hold. [default: what their names say]"
+        "--probs/--logits", help="What arrays or columns of other names hold. (default: what their names say)"
     ),
 ]
 Options = Annotated[
     list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="An option of the method; may be repeated.")
 ]
 Accuracy = Annotated[
-    str | None, typer.Option(help="fedcal-plus: keep the order of classes, or improve it. [default: improve]")
+    str | None, typer.Option(help="fedcal-plus: keep the order of classes, or improve it. (default: improve)")
 ]
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help="One .npz, .csv or .parquet per site, or with a column `site`.")
@@ -37,7 +37,7 @@ Classes = Annotated[
     typer.Option(
         "--classes",
         metavar="A,B,…",
-        help="The label of each column, in order, where labels are not 0, 1, …. [default: the labels found, sorted]",
+        help="The label of each column, in order, where labels are not 0, 1, …. (default: the labels found, sorted)",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]
@@ -105,7 +105,7 @@ def apply(
     scaler: Annotated[Path, typer.Argument(metavar="SCALER", help="A scaler.safetensors.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Logits (or probabilities), with or without labels.")],
     out_file: Annotated[Path, typer.Option("--out", help=".npz, .csv or .parquet: probabilities and predictions.")],
-    client: Annotated[str | None, typer.Option(help="Use this client's own scaler. [default: the global one]")] = None,
+    client: Annotated[str | None, typer.Option(help="Use this client's own scaler. (default: the global one)")] = None,
     own: Annotated[bool, typer.Option("--own", help="Each row by the own scaler of its `site`.")] = False,
     probs: Kind = None,
     classes: Classes = None,

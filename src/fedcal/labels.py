@@ -54,9 +54,9 @@ def as_labels(values: Any, what: str = "labels") -> np.ndarray:
 
 def check_classes(classes: Any, n_classes: int) -> np.ndarray:
     """The label of each column, as the user gave them."""
-    given = as_labels(classes, "classes")
+    given = as_labels(classes, "classes") if np.ndim(classes) == 1 else np.zeros(0)
     if len(given) != n_classes or len(np.unique(given)) != n_classes:
-        raise FedCalError(f"classes must be {n_classes} different labels, as many as there are columns")
+        raise FedCalError(f"classes must be a list of {n_classes} different labels, as many as there are columns")
     return given
 
 
