@@ -133,9 +133,9 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         if not isinstance(self.options, Mapping | None):
             raise FedCalError(f"options must be a mapping of the method's options, not {self.options!r}")
         options = dict(self.options or {})
-        for name in ("rounds", "seed", "method", "clients"):
+        for name in ("rounds", "seed", "method", "clients", "probs", "classes", "stream"):
             if name in options:
-                raise FedCalError(f"options must not hold {name!r}: it is an argument of its own")
+                raise FedCalError(f"options must not hold {name!r}: it is an argument of its own, not the method's")
         if self.accuracy not in ACCURACIES:
             raise FedCalError(f"accuracy must be one of {', '.join(ACCURACIES)}, not {self.accuracy!r}")
         if isinstance(METHODS.get(self.method), FedCalPlus):
