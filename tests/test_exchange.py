@@ -201,7 +201,17 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "n in a first answer": (
         change("other/siteB-0001.safetensors", lambda t, _: t["n"].fill_(10**6)),
         "server add other other/siteA-0001.safetensors other/siteB-0001.safetensors other/siteC-0001.safetensors",
-        "siteB's answer counts 1e+06 samples, but declares 150",
+        "siteB's answer: 'n' counts 1e+06 samples, but 150 are declared",
+    ),
+    "negative labels": (
+        change("other/siteB-0001.safetensors", lambda t, _: t["labels"].mul_(-1)),
+        "server add other other/siteA-0001.safetensors other/siteB-0001.safetensors other/siteC-0001.safetensors",
+        "siteB's answer: 'labels' holds a negative count",
+    ),
+    "indefinite Hessian": (
+        change(B2, lambda t, _: t["newton/temperature/all/hess"].mul_(-1)),
+        ADD,
+        "siteB's answer: 'newton/temperature/all/hess' has a negative second derivative",
     ),
     "other question": (change(B2, lambda _, a: a.update(question="0")), ADD, "siteB answers another question"),
     "not an answer": (lambda: shutil.copy("dir/question-0002.safetensors", B2), ADD, "not an answer"),

@@ -8,6 +8,7 @@ Every function returns tensors, and raises `FedCalError` with one line that name
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import operator
@@ -23,9 +24,10 @@ from torch import Tensor
 from fedcal.errors import FedCalError, FedCalWarning, unknown
 from fedcal.labels import as_labels, find_classes, to_columns
 
+SPREAD = 1e9  # what a logit may lie below its row's top one: no temperature that a fit could find brings more to life
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
 SMALLEST = torch.finfo(torch.float32).tiny  # a probability of 0 counts as this
-PACKAGE = str(Path(__file__).parent)
+OURS = (str(Path(__file__).parent), contextlib.__file__)  # where frames are not the user's: here, and in our decorators
 FEW = 20  # of fewer scores, all may lie between 0 and 1 by chance
 RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them holds of NaN
     "low": (operator.ge, "at least"),
@@ -59,6 +61,8 @@ def check_matrix(values: Any, what: str, probs: bool = False) -> Tensor:
         raise FedCalError(
             f"{what} must have shape (samples, classes), or (samples,) of two classes, not {tuple(matrix.shape)}"
         )
+    if matrix.dtype == torch.bfloat16:  # which NumPy does not have
+        matrix = matrix.float()
     return two_columns(matrix if matrix.is_floating_point() else matrix.double(), probs)
 
 
@@ -76,14 +80,22 @@ def two_columns(scores: Tensor, probs: bool) -> Tensor:
 
 
 def check_logits(values: Any, what: str = "logits") -> Tensor:
-    """(N, K) finite numbers; binary scores as two columns."""
+    """(N, K) finite numbers, no two in a row further apart than SPREAD (those beyond are moved up to it)."""
     logits = check_matrix(values, what)
-    if math.isfinite(float(logits.sum())):  # one NaN or infinity would show
-        return logits
-    bad = (~torch.isfinite(logits)).any(dim=1)
-    if bad.any():
+    low, high = torch.aminmax(logits) if logits.numel() else (torch.zeros(()), torch.zeros(()))  # NaN shows in both
+    if not math.isfinite(float(low)) or not math.isfinite(float(high)):
+        bad = (~torch.isfinite(logits)).any(dim=1)
         row = int(bad.nonzero()[0])
         raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity ({int(bad.sum())} such rows)")
+    return logits if max(-float(low), float(high)) <= SPREAD else _within_spread(logits)
+
+
+def _within_spread(logits: Tensor) -> Tensor:
+    """Rows with numbers beyond all measure, counted from their top one: sums and squares of the rest stay finite."""
+    logits = logits.clone()
+    far = (logits.abs() > SPREAD).any(dim=1)
+    rows = logits[far].double()
+    logits[far] = (rows - rows.amax(dim=1, keepdim=True)).clamp_min(-SPREAD).to(logits.dtype)
     return logits
 
 
@@ -114,8 +126,11 @@ def log_probs(probs: Tensor) -> Tensor:
 
 
 def as_logits(values: Any, probs: bool | None = False) -> Tensor:
-    """Scores as (N, K) logits in float64: the one definition of what logits and probabilities are taken as."""
-    return log_probs(check_probs(values)) if probs else check_logits(values).double()
+    """Scores as (N, K) logits: the one definition of what logits and probabilities are taken as.
+
+    Logits stay of the type they came in, which saves memory; the logarithms of probabilities are float64.
+    """
+    return log_probs(check_probs(values)) if probs else check_logits(values)
 
 
 def check_kind(probs: Any) -> bool | None:
@@ -135,13 +150,13 @@ def look_like_probs(logits: Tensor) -> bool:
 
 
 def _add_up(rows: Tensor) -> bool:
-    return bool(((rows.sum(dim=1) - 1).abs() < ROW_SUM_TOLERANCE).all())
+    return bool(((rows.sum(dim=1, dtype=torch.float64) - 1).abs() < ROW_SUM_TOLERANCE).all())
 
 
 def warn_of_probs() -> None:
     """Say, once, that logits look like probabilities; the line that is shown is the user's."""
     frame, level = inspect.currentframe(), 1
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame, level = frame.f_back, level + 1
     warnings.warn(
         "the logits look like probabilities (none is negative, every row adds up to one): pass probs=True, "

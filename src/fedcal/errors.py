@@ -14,7 +14,7 @@ class FedCalError(ValueError):
 
 
 class FedCalWarning(UserWarning):
-    """Input that is taken as it is said to be, but looks like something else: one sentence that says what to do."""
+    """Something that works, but probably not as it was meant."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:

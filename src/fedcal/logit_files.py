@@ -179,7 +179,7 @@ def _column(values: Any, what: str, n: int) -> np.ndarray | None:
 def _as_logits(scores: Any, kind: Kind, sure: bool) -> Tensor:
     """Fresh float64 logits; what is called logits but reads as probabilities is refused unless the user is sure."""
     try:
-        logits = as_logits(scores, kind == "probs").clone()
+        logits = as_logits(scores, kind == "probs").double().clone()
     except FedCalError as error:
         raise FedCalError(str(error).replace("pass softmax(logits)", "name them logits")) from None
     if kind == "logits" and not sure and look_like_probs(logits):

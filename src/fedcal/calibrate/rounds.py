@@ -14,7 +14,7 @@ from torch import Tensor
 from fedcal.calibrate.answers import Site
 from fedcal.calibrate.methods import DEFAULT, Method, Update, get_method
 from fedcal.calibrate.methods.method import Additive, Averaged, Total, n_bytes
-from fedcal.calibrate.scalers import Params
+from fedcal.calibrate.scalers import Params, by_rows, ordered_softmax
 from fedcal.calibrate.solve import Program
 from fedcal.calibrate.stream import Samples, Stream, check_pair, label_client, read_client
 from fedcal.checks import (
@@ -29,6 +29,10 @@ from fedcal.checks import (
 from fedcal.errors import FedCalError, unknown
 from fedcal.labels import find_classes
 from fedcal.seeds import torch_rng
+from fedcal.threads import one_thread
+
+MANY = 256  # clients, from which on small ones answer together
+GROUP = 1 << 15  # logits of such a group
 
 
 @dataclass
@@ -41,8 +45,10 @@ class Calibration:
     latest: dict[str, Update] = field(default_factory=dict)  # what the server remembers if it averages latest words
     program: Program | None = None  # an additive method's server, waiting for the answer to its question
     question: Params = field(default_factory=dict)
-    sites: dict[str, Site] = field(default_factory=dict)  # its clients' samples, while it asks
-    part: list[str] | None = None  # the clients that have something to say about a share of the samples, once known
+    sites: dict[tuple[str, ...], Site] = field(default_factory=dict)  # its clients' samples, while it asks
+    part: list[tuple[str, ...]] | None = (
+        None  # the clients that have something to say about a share of the samples, once known
+    )
     rounds: int = 0
     bytes_up: int = 0  # a client's largest message up and down so far, and all of them together
     bytes_down: int = 0
@@ -80,8 +86,8 @@ class Calibration:
 
     def _scale(self, scores: Any, client: str | int | None, probs: bool | None) -> Tensor:
         """Calibrated logits as a tensor, whatever was given."""
-        logits = self._logits(scores, probs)
-        return self.method.apply_own(self.params, self.own_of(client), logits)
+        logits, own = self._logits(scores, probs), self.own_of(client)
+        return by_rows(lambda block: self.method.apply_own(self.params, own, block.double()), logits)
 
     def _logits(self, scores: Any, probs: bool | None) -> Tensor:
         """The logits that the method takes, of as many classes as it was fitted on."""
@@ -103,16 +109,17 @@ class Calibration:
         if self.n_classes not in (0, logits.shape[1]):
             raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
 
+    @one_thread()
     def welcome(self, client: str | int, logits: Any, labels: Any = None, *, probs: bool | None = None) -> None:
         """Make a client that took no part known, from samples of its own: with labels, or without (fedcal-plus only)."""
-        scores = self._logits(logits, probs)
+        scores = self._logits(logits, probs).double()
         if labels is not None:
             labels = check_labels(labels, len(scores), scores.shape[1], classes=self.classes or None)
         self.own[str(client)] = self.method.personal(self.params, {}, scores, labels)
 
     def predict_proba(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
         """Calibrated probabilities; takes what `apply` takes."""
-        return _as_given(logits, self._scale(logits, client, probs).softmax(dim=1))
+        return _as_given(logits, by_rows(ordered_softmax, self._scale(logits, client, probs)))
 
 
 def _as_given(values: Any, result: Tensor) -> Tensor | np.ndarray:
@@ -120,6 +127,7 @@ def _as_given(values: Any, result: Tensor) -> Tensor | np.ndarray:
     return result.to(values.device) if isinstance(values, Tensor) else result.numpy()
 
 
+@one_thread()
 def begin(method: Method, n_classes: int, seed: int, name: str = "") -> Calibration:
     """The server's start: the same first net for every method of a run, so that ablations differ in one thing.
 
@@ -134,6 +142,7 @@ def begin(method: Method, n_classes: int, seed: int, name: str = "") -> Calibrat
     return state
 
 
+@one_thread()
 def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: int) -> None:
     """One round: each client's half on its samples, then the server's. Clients without samples sit out."""
     if isinstance(state.method, Additive):
@@ -144,7 +153,7 @@ def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: 
         logits, labels = samples[name]
         if len(labels):
             rng = torch_rng(seed, "scaler", state.rounds, name)
-            updates[name] = method.client(state.params, state.own.get(name, {}), logits, labels, rng)
+            updates[name] = method.client(state.params, state.own.get(name, {}), logits.double(), labels, rng)
     hear(state, updates)
 
 
@@ -171,34 +180,70 @@ def _additive_round(state: Calibration, method: Additive, samples: Mapping[str, 
     """
     question, whole, up, spoke = state.question, Total(), 0, []
     keep = "share" in question or not isinstance(samples, Stream)
-    for name in state.part if "share" in question and state.part is not None else samples:
-        own, site = state.own.get(name, {}), _site(state, samples, name)
+    for names in state.part if "share" in question and state.part is not None else _groups(samples):
+        own, site = _joined([state.own.get(name, {}) for name in names]), _site(state, samples, names)
         if not own and not site.labels.shape[0]:  # who has kept something had samples: no need to look
             continue
         update = method.respond(question, own, site)
-        state.own[name] = update.own
+        state.own |= _split(names, update.own)
         if update.content or "share" not in question:
             whole.add(update.content)
             up = max(up, n_bytes(update.content))
-            spoke.append(name)
+            spoke.append(names)
             if keep:
-                state.sites[name] = site
+                state.sites[names] = site
     state.rounds += 1
     if "share" in question:
         state.part = spoke
     if spoke:
-        _count(state, len(spoke), up, n_bytes(question))
+        _count(state, sum(len(names) for names in spoke), up, n_bytes(question))
         advance(state, whole.sums())
     if state.done:
         _settle(state, samples)
 
 
-def _site(state: Calibration, samples: Mapping[str, Samples], name: str) -> Site:
-    """The client's samples as they were kept, if they are still the same, or to be read when they are needed."""
-    site = state.sites.get(name)
-    if site and (isinstance(samples, Stream) or site.logits is samples[name][0]):
+def _groups(samples: Mapping[str, Samples]) -> Iterable[tuple[str, ...]]:
+    """The clients that answer as one. In a simulation of many small ones, what a reply costs is mostly the call itself:
+    their samples are put together, up to a block of them. Sums are the same but for rounding."""
+    if isinstance(samples, Stream) or len(samples) < MANY:
+        return ((name,) for name in samples)
+    groups: list[tuple[str, ...]] = []
+    group, size = [], 0
+    for name, (logits, labels) in samples.items():
+        if not len(labels):
+            continue
+        if group and size + logits.numel() > GROUP:
+            groups.append(tuple(group))
+            group, size = [], 0
+        group.append(name)
+        size += logits.numel()
+    return [*groups, tuple(group)] if group else groups
+
+
+def _site(state: Calibration, samples: Mapping[str, Samples], names: tuple[str, ...]) -> Site:
+    """The clients' samples as they were kept, if they are still the same, or to be read when they are needed."""
+    site = state.sites.get(names)
+    first = names[0]
+    if site and (isinstance(samples, Stream) or len(names) > 1 or site.logits is samples[first][0]):
         return site
-    return Site(lambda: samples[name])
+    if len(names) == 1:
+        return Site(lambda: samples[first])
+    logits, labels = (torch.cat(values) for values in zip(*(samples[name] for name in names), strict=True))
+    return Site(lambda: (logits, labels), [len(samples[name][1]) for name in names])
+
+
+def _joined(own: list[Params]) -> Params:
+    """What clients keep, one after the other; nothing where one of them keeps nothing."""
+    if len(own) == 1 or not all(own):
+        return own[0] if len(own) == 1 else {}
+    return {name: torch.cat([one[name] for one in own]) for name in own[0]}
+
+
+def _split(names: tuple[str, ...], own: Params) -> dict[str, Params]:
+    """Each client's row of what several of them keep."""
+    if len(names) == 1:
+        return {names[0]: own}
+    return {name: {key: value[i : i + 1] for key, value in own.items()} for i, name in enumerate(names)}
 
 
 def _count(state: Calibration, updates: int, up: int, down: int) -> None:
@@ -208,6 +253,7 @@ def _count(state: Calibration, updates: int, up: int, down: int) -> None:
     state.total_up, state.total_down = state.total_up + up, state.total_down + down
 
 
+@one_thread()
 def advance(state: Calibration, sums: Params) -> None:
     """The server's half of an additive method: the answers added up, and what the program makes of them."""
     assert state.program is not None

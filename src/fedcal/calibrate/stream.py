@@ -25,7 +25,7 @@ def check_pair(name: Any, pair: Any) -> tuple[Any, Any]:
 def read_client(
     name: str, pair: tuple[Any, Any], width: int = 0, probs: bool | None = False
 ) -> tuple[Tensor, np.ndarray]:
-    """A client's logits in float64, and its labels as they are; `width` is the number of classes, 0 if any will do."""
+    """A client's logits and its labels, as they came; `width` is the number of classes, 0 if any will do."""
     try:
         logits, labels = as_logits(pair[0], probs), as_labels(pair[1])
     except FedCalError as error:

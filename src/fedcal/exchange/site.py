@@ -12,9 +12,11 @@ from fedcal.calibrate.rounds import plain
 from fedcal.calibrate.scaler_file import load_scaler, method_of, save_scaler
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError, unknown
-from fedcal.exchange.checks import SCHEMA, check_name, check_values, digest
+from fedcal.exchange.checks import SCHEMA, check_name, digest
+from fedcal.exchange.plausible import Reply, check_size
 from fedcal.seeds import torch_rng
 from fedcal.store import nest, read_tensors, unnest, write_tensors
+from fedcal.threads import one_thread
 
 
 def classes_of(path: Path) -> list[Any] | None:
@@ -23,6 +25,7 @@ def classes_of(path: Path) -> list[Any] | None:
     return classes if isinstance(classes, list) and classes else None
 
 
+@one_thread()
 def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Path, out: Path | None) -> Path:
     """Answer a question from the site's samples. What the site must remember goes to `state`; that stays here."""
     (sent, header), (logits, labels) = read_tensors(question), samples
@@ -36,13 +39,15 @@ def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Pat
     rng = torch_rng(header["seed"], "scaler", header["round"] - 1, site)
     update = method.client(sent, own, logits, labels, rng)
     said = {key: header[key] for key in ("federation", "round", "n_classes")} | {"site": site, "n": len(labels)}
-    check_values(site, update.content, len(labels), header["n_classes"])  # logits beyond all measure show here first
+    # Logits beyond all measure show here first.
+    check_size(Reply(site, update.content, len(labels), header["n_classes"], sent))
     write_tensors(state, nest("before", own) | nest("after", update.own), {**said, "kind": "state"})
     path = out or question.with_name(f"{site}-{header['round']:04d}.safetensors")
     write_tensors(path, update.content, {**said, "schema": SCHEMA, "kind": "answer", "question": digest(sent)})
     return path
 
 
+@one_thread()
 def finish(scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state: Path, out: Path) -> bool:
     """The site's scaler: the global one and its own part. True if it took part, so that there was a state to go by."""
     final = load_scaler(scaler)

@@ -45,6 +45,7 @@ from fedcal.labels import check_classes
 from fedcal.measure.tally import Tally
 from fedcal.seeds import torch_rng
 from fedcal.store import nest, read_tensors, unnest, write_tensors
+from fedcal.threads import one_thread
 
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
 KEPT = "fedcal.kept"  # in the node's state: tensors, and what they are of
@@ -77,7 +78,7 @@ def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
 
     def samples(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
         scores, labels = logits(arrays, context, split)
-        found = as_logits(scores, probs)
+        found = as_logits(scores, probs).double()
         named = None if classes is None else check_classes(classes, found.shape[1])
         return found, check_labels(labels, len(found), found.shape[1], classes=named)
 
@@ -168,6 +169,7 @@ class Node:
 
     # --- parts of the above --------------------------------------------------------------------------------------------
 
+    @one_thread()
     def _answer(self, samples: Samples, own: Params) -> dict[str, Any]:
         """The method's client half; a node without samples says so and sends nothing."""
         logits, labels = samples
@@ -184,6 +186,7 @@ class Node:
         said = self._said(len(labels)) | {"notes": update.notes}
         return {SAID: config_of(said), ANSWER: pack(content)}
 
+    @one_thread()
     def _finish(self) -> dict[str, Any]:
         """Sums that measure: the model as it is, the global scaler, the node's own; the last one stays here."""
         method, params, own = self.method, self.sent, self._own()
