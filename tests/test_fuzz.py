@@ -72,7 +72,7 @@ def test_fuzz(method: str, data: st.DataObject) -> None:
     options = data.draw(options_of(method), label="options")
     empty = not any(len(y) for _, y in clients.values())
     try:
-        fitted = fedcal.calibrate(clients, method, **options)
+        fitted = fedcal.calibrate(clients, method, probs=False, **options)  # a few whole logits may add up to one
     except FedCalError:
         assert empty, "only a federation without samples says nothing"
         return
@@ -85,5 +85,5 @@ def test_fuzz(method: str, data: st.DataObject) -> None:
             if method not in MAY_REORDER or options.get("accuracy") == "keep":
                 check_order(p, logits, str(client))
     if method in EXACT and not empty:
-        pooled = fedcal.calibrate([pool(clients)], method, **options)
+        pooled = fedcal.calibrate([pool(clients)], method, probs=False, **options)
         np.testing.assert_allclose(probabilities(fitted, some), probabilities(pooled, some), rtol=0, atol=1e-7)

@@ -1,4 +1,4 @@
-"""The one error that users meet, and the hint that goes with a misspelt name."""
+"""The one error and the one warning that users meet, and the hint that goes with a misspelt name."""
 
 from __future__ import annotations
 

@@ -7,17 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcal.calibrate.answers import Site
-from fedcal.calibrate.methods import Method, Update, get_method
+from fedcal.calibrate.methods import DEFAULT, Method, Update, get_method
 from fedcal.calibrate.methods.method import Additive, Averaged, Total, n_bytes
 from fedcal.calibrate.scalers import Params, by_rows, ordered_softmax
 from fedcal.calibrate.solve import Program
-from fedcal.calibrate.stream import Samples, Stream, check_client, check_pair
-from fedcal.checks import check_labels, check_logits, check_value, check_whole
+from fedcal.calibrate.stream import Samples, Stream, check_pair, label_client, read_client
+from fedcal.checks import (
+    as_logits,
+    check_kind,
+    check_labels,
+    check_value,
+    check_whole,
+    look_like_probs,
+    warn_of_probs,
+)
 from fedcal.errors import FedCalError, unknown
+from fedcal.labels import find_classes
 from fedcal.seeds import torch_rng
 from fedcal.threads import one_thread
 
@@ -47,18 +57,46 @@ class Calibration:
     notes: Counter[str] = field(default_factory=Counter)  # summed over updates
     updates: int = 0
     n_classes: int = 0  # K of the logits that it takes; 0: not known
+    name: str = ""  # the method's, in METHODS
+    classes: tuple[Any, ...] = ()  # the label of each column; empty: labels are the columns' numbers
+    probs: bool | None = None  # whether it takes probabilities (True) or logits (False); None: logits, nobody said so
+
+    def __repr__(self) -> str:
+        clients = f", {len(self.own)} clients" if self.own else ""
+        kind = "probabilities" if self.probs else "logits"
+        return (
+            f"<Calibration {self.name or type(self.method).__name__}: {kind} of {self.n_classes} classes{clients}, "
+            f"{self.rounds} rounds, {self.total_up} bytes up and {self.total_down} down per client>"
+        )
 
     @property
     def done(self) -> bool:
         """Whether an additive method's server has all it wants."""
         return isinstance(self.method, Additive) and self.program is None
 
-    def apply(self, logits: Any, client: str | int | None = None) -> Tensor:
-        """Calibrated logits in float64: by the global scaler, or by that client's own if it has one."""
-        logits = check_logits(logits)
-        self.check_width(logits)
-        own = self.own_of(client)
+    def apply(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
+        """Calibrated logits in float64: by the global scaler, or by that client's own if it has one.
+
+        Args:
+            logits: (N, K), or (N,) scores of two classes. A tensor gives a tensor, anything else an array.
+            client: whose own scaler to use.
+            probs: whether these are probabilities; if not given, what the scaler was fitted on.
+        """
+        return _as_given(logits, self._scale(logits, client, probs))
+
+    def _scale(self, scores: Any, client: str | int | None, probs: bool | None) -> Tensor:
+        """Calibrated logits as a tensor, whatever was given."""
+        logits, own = self._logits(scores, probs), self.own_of(client)
         return by_rows(lambda block: self.method.apply_own(self.params, own, block.double()), logits)
+
+    def _logits(self, scores: Any, probs: bool | None) -> Tensor:
+        """The logits that the method takes, of as many classes as it was fitted on."""
+        kind = self.probs if probs is None else check_kind(probs)
+        logits = as_logits(scores, kind)
+        self.check_width(logits)
+        if kind is None and look_like_probs(logits):
+            warn_of_probs()
+        return logits
 
     def own_of(self, client: str | int | None) -> Params:
         """That client's own scaler; empty where the global one serves."""
@@ -72,22 +110,30 @@ class Calibration:
             raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
 
     @one_thread()
-    def welcome(self, client: str | int, logits: Any, labels: Any = None) -> None:
+    def welcome(self, client: str | int, logits: Any, labels: Any = None, *, probs: bool | None = None) -> None:
         """Make a client that took no part known, from samples of its own: with labels, or without (fedcal-plus only)."""
-        logits = check_logits(logits).double()
+        scores = self._logits(logits, probs).double()
         if labels is not None:
-            labels = check_labels(labels, logits.shape[0], logits.shape[1])
-        self.own[str(client)] = self.method.personal(self.params, {}, logits, labels)
+            labels = check_labels(labels, len(scores), scores.shape[1], classes=self.classes or None)
+        self.own[str(client)] = self.method.personal(self.params, {}, scores, labels)
 
-    def predict_proba(self, logits: Any, client: str | int | None = None) -> Tensor:
-        """Calibrated probabilities."""
-        return by_rows(ordered_softmax, self.apply(logits, client))
+    def predict_proba(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
+        """Calibrated probabilities; takes what `apply` takes."""
+        return _as_given(logits, by_rows(ordered_softmax, self._scale(logits, client, probs)))
+
+
+def _as_given(values: Any, result: Tensor) -> Tensor | np.ndarray:
+    """A tensor where the user gave one, on its device; else an array."""
+    return result.to(values.device) if isinstance(values, Tensor) else result.numpy()
 
 
 @one_thread()
-def begin(method: Method, n_classes: int, seed: int) -> Calibration:
-    """The server's start: the same first net for every method of a run, so that ablations differ in one thing."""
-    state = Calibration(method, {}, n_classes=n_classes)
+def begin(method: Method, n_classes: int, seed: int, name: str = "") -> Calibration:
+    """The server's start: the same first net for every method of a run, so that ablations differ in one thing.
+
+    `name` is the method's in METHODS; a calibration without one cannot be saved.
+    """
+    state = Calibration(method, {}, n_classes=n_classes, name=name)
     if isinstance(method, Averaged):
         state.params = method.init(n_classes, torch_rng(seed, "scaler"))
     elif isinstance(method, Additive):
@@ -238,11 +284,13 @@ def _settle(state: Calibration, samples: Mapping[str, Samples]) -> None:
 
 def calibrate(
     clients: Mapping[str, tuple[Any, Any]] | Sequence[tuple[Any, Any]],
-    method: str = "fedcal",
+    method: str = DEFAULT,
     *,
     rounds: int | None = None,
     seed: int = 0,
     stream: bool = False,
+    probs: bool | None = None,
+    classes: Any = None,
     **options: Any,
 ) -> Calibration:
     """Calibrate a frozen model from each client's (logits, labels), as rounds between clients and a server would.
@@ -252,19 +300,34 @@ def calibrate(
     >>> calibrated.predict_proba(new_logits, client=0)     # the first client's own
 
     Args:
-        clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them.
+        clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them. (N,) scores
+            are of two classes: class 1 is the likelier, the higher its score.
         method: see `fedcal methods`.
         rounds: rounds in which all clients take part; the method's own number if not given.
         stream: read `clients`, a mapping, anew in every round, client by client, and keep nothing of them: memory stays flat
             however many there are. A client's own scaler is then made on demand, by `welcome`.
+        probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
+        classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
+            labels of all clients (of a stream: strings, all of which the first client has), sorted, where they are as
+            many as the columns.
         options: the method's options, e.g. `net="raw"` for fedcal.
     """
     chosen = check_method(method, options)
     rounds = chosen.rounds if rounds is None else check_whole(rounds, "rounds", low=0)
     seed = check_whole(seed, "seed", low=0)
-    samples = Stream(clients) if stream else _check_clients(clients)
-    n_classes = next(iter(samples.values()))[0].shape[1]
-    state = begin(chosen, n_classes, seed)
+    kind = check_kind(probs)
+    if stream:
+        samples = Stream(clients, kind, classes)
+        found, n_classes, suspect = samples.classes, samples.width, samples.suspect
+    else:
+        samples, found = _check_clients(clients, kind, classes)
+        n_classes = next(iter(samples.values()))[0].shape[1]
+        filled = [logits for logits, _ in samples.values() if len(logits)]
+        suspect = bool(filled) and all(look_like_probs(logits) for logits in filled)
+    if kind is None and suspect:
+        warn_of_probs()
+    state = begin(chosen, n_classes, seed, method)
+    state.probs, state.classes = kind, name_columns(found)
     for _ in range(rounds):
         if state.done:
             break
@@ -304,11 +367,18 @@ def name_clients(clients: Any) -> dict[str, tuple[Any, Any]]:
     return pairs
 
 
-def _check_clients(clients: Any) -> dict[str, Samples]:
-    """Each client's samples as tensors, by name; all of them with the same number of classes."""
-    samples: dict[str, Samples] = {}
+def name_columns(classes: np.ndarray | None) -> tuple[Any, ...]:
+    """What a calibration remembers of its classes: nothing where they are the columns' numbers."""
+    labels = () if classes is None else tuple(classes.tolist())
+    return () if labels == tuple(range(len(labels))) else labels
+
+
+def _check_clients(clients: Any, probs: bool | None, classes: Any) -> tuple[dict[str, Samples], np.ndarray | None]:
+    """Each client's samples as tensors, by name, all of as many classes; and the label of each column, if it has one."""
+    read: dict[str, tuple[Tensor, np.ndarray]] = {}
     width = 0
     for name, pair in name_clients(clients).items():
-        samples[name] = check_client(name, pair, width)
-        width = samples[name][0].shape[1]
-    return samples
+        read[name] = read_client(name, pair, width, probs)
+        width = read[name][0].shape[1]
+    found = find_classes((labels for _, labels in read.values()), width, classes)
+    return {name: label_client(name, *pair, found) for name, pair in read.items()}, found

@@ -11,7 +11,7 @@ import torch
 
 from fedcal.calibrate.methods import METHODS, Method, Update
 from fedcal.calibrate.methods.method import Averaged, total
-from fedcal.calibrate.rounds import Calibration, advance, begin, check_method, plain
+from fedcal.calibrate.rounds import Calibration, advance, begin, check_method, name_columns, plain
 from fedcal.calibrate.scaler_file import load_scaler, method_of, save_scaler
 from fedcal.calibrate.scalers import Params
 from fedcal.checks import check_whole
@@ -26,6 +26,7 @@ from fedcal.exchange.checks import (
     declared_squares,
     digest,
 )
+from fedcal.labels import check_classes
 from fedcal.seeds import torch_rng
 from fedcal.store import read_json, read_tensors, write_json, write_tensors
 from fedcal.threads import one_thread
@@ -66,9 +67,11 @@ class Server:
         return self.folder / ("scaler.safetensors" if self.done else f"question-{self.round:04d}.safetensors")
 
 
-def start(folder: Path, method: str, options: dict[str, Any], n_classes: int, sites: list[str], seed: int) -> Server:
-    """A new federation, with its first question."""
+def start(folder: Path, method: str, options: dict[str, Any], classes: Any, sites: list[str], seed: int) -> Server:
+    """A new federation, with its first question. `classes` is their number, or a list of the columns' labels."""
     chosen = check_method(method, options)
+    n_classes = check_whole(len(classes) if isinstance(classes, list) else classes, "classes", low=2)
+    labels = name_columns(check_classes(classes, n_classes)) if isinstance(classes, list) else ()
     if chosen.needs_pooled_data:
         raise FedCalError(f"{method} sends every logit and label to the server: use `fedcal calibrate` where they are")
     if not chosen.rounds:
@@ -84,7 +87,8 @@ def start(folder: Path, method: str, options: dict[str, Any], n_classes: int, si
         "federation": uuid.uuid4().hex,
         "method": method,
         "options": asdict(chosen),
-        "n_classes": check_whole(n_classes, "classes", low=2),
+        "n_classes": n_classes,
+        "classes": list(labels),
         "seed": check_whole(seed, "seed", low=0),
         "sites": sorted(sites),
     }
@@ -170,8 +174,11 @@ def ask(server: Server) -> Path:
     """Write what the sites get next: a question, or the scaler. The same bytes each time."""
     path = server.current()
     if server.done:
-        final = Calibration(server.state.method, server.state.params, n_classes=server.about["n_classes"])
-        save_scaler(path, final, server.about["method"])
+        state = server.state
+        final = Calibration(
+            state.method, state.params, n_classes=state.n_classes, name=state.name, classes=state.classes
+        )
+        save_scaler(path, final)
     else:
         header = {**server.about, "kind": "question", "round": server.round, "sites": server.sites}
         write_tensors(path, server.question, header)
@@ -180,20 +187,22 @@ def ask(server: Server) -> Path:
 
 def merge(scaler: Path, parts: list[Path], out: Path) -> list[str]:
     """One file of the global scaler and those sites' own parts, for sites that wish to be served from one place."""
-    name, whole = load_scaler(scaler)
+    whole = load_scaler(scaler)
     for path in parts:
-        other, part = load_scaler(path)
-        if other != name or digest(part.params) != digest(whole.params):
+        part = load_scaler(path)
+        if part.name != whole.name or digest(part.params) != digest(whole.params):
             raise FedCalError(f"{path}: not a part of {scaler}: its global scaler is another one")
         whole.own |= part.own
-    save_scaler(out, whole, name)
+    save_scaler(out, whole)
     return sorted(whole.own)
 
 
 def _begin(folder: Path, about: dict[str, Any]) -> Server:
     try:
         method = method_of(about["method"], about["options"])
-        return Server(folder, about, begin(method, about["n_classes"], about["seed"]), list(about["sites"]), {}, {}, [])
+        state = begin(method, about["n_classes"], about["seed"], about["method"])
+        state.classes = tuple(about.get("classes", ()))
+        return Server(folder, about, state, list(about["sites"]), {}, {}, [])
     except (KeyError, TypeError) as error:
         raise FedCalError(f"{folder}/federation.json is damaged ({error}): start anew") from None
 

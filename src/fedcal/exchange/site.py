@@ -19,6 +19,12 @@ from fedcal.store import nest, read_tensors, unnest, write_tensors
 from fedcal.threads import one_thread
 
 
+def classes_of(path: Path) -> list[Any] | None:
+    """The label of each column, if the question or the scaler names them."""
+    classes = read_tensors(path)[1].get("classes")
+    return classes if isinstance(classes, list) and classes else None
+
+
 @one_thread()
 def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Path, out: Path | None) -> Path:
     """Answer a question from the site's samples. What the site must remember goes to `state`; that stays here."""
@@ -44,7 +50,7 @@ def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Pat
 @one_thread()
 def finish(scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state: Path, out: Path) -> bool:
     """The site's scaler: the global one and its own part. True if it took part, so that there was a state to go by."""
-    name, final = load_scaler(scaler)
+    final = load_scaler(scaler)
     logits, labels = samples
     final.check_width(logits)
     took_part = state.exists()
@@ -52,7 +58,7 @@ def finish(scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state
     if not isinstance(final.method, Averaged):
         own = final.method.personal(plain(final.params), own, logits, labels)
     final.own = {check_name(site): own}
-    save_scaler(out, final, name)
+    save_scaler(out, final)
     return took_part
 
 

@@ -89,7 +89,7 @@ class Calibrator:
             )
         if self.privacy:
             self.privacy.check(self.method)
-        self.state = begin(self.method, self.n_classes, self.seed)
+        self.state = begin(self.method, self.n_classes, self.seed, self.name)
         self._mark, self._seen = "", set[int]()  # the frozen model's fingerprint, and the nodes that have seen it
 
     @property
@@ -241,7 +241,7 @@ class Calibrator:
 
     def _begin_again(self) -> None:
         log(INFO, "FedCal: the fit begins anew with the nodes that are left")
-        fresh, old = begin(self.method, self.n_classes, self.seed), self.state
+        fresh, old = begin(self.method, self.n_classes, self.seed, self.name), self.state
         fresh.rounds, fresh.total_up, fresh.total_down = old.rounds + 1, old.total_up, old.total_down
         self.state, self.asked, self.n, self.squares = fresh, [], {}, {}
         self.fitted, self.restarts = 0, self.restarts + 1
