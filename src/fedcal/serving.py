@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcal.calibrate.rounds import Calibration
+from fedcal.calibrate.scalers import ordered_softmax
 from fedcal.checks import check_kind, log_probs, two_columns
 from fedcal.errors import FedCalError, unknown
 from fedcal.store import write_bytes
@@ -65,8 +66,8 @@ class CalibratedModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores = self.model(x)
         calibrated = self.scaler(scores)
-        out = calibrated.softmax(dim=1) if self.output == "probabilities" else calibrated
-        return out.to(torch.promote_types(scores.dtype, torch.float32))
+        dtype = torch.promote_types(scores.dtype, torch.float32)
+        return ordered_softmax(calibrated, dtype) if self.output == "probabilities" else calibrated.to(dtype)
 
 
 class Scaler(nn.Module):

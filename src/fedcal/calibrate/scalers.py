@@ -127,10 +127,10 @@ def keep_order(out: Tensor, logits: Tensor) -> Tensor:
     return torch.empty_like(out).scatter(1, order, torch.stack(columns, dim=1))
 
 
-def ordered_softmax(u: Tensor) -> Tensor:
+def ordered_softmax(u: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """Probabilities in the order of u, where rounding alone would tie classes that u tells apart, or swap them."""
-    p = u.softmax(dim=1)
-    if torch.compiler.is_compiling():
+    p = u.softmax(dim=1).to(dtype)
+    if torch.compiler.is_compiling() or p.requires_grad:
         return p
     y, order = u.sort(dim=1, descending=False, stable=True)
     ranked = p.gather(1, order)

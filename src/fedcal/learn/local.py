@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from fedcal.threads import one_thread
 
 State = dict[str, Tensor]  # a model's parameters and buffers, as in state_dict()
 
@@ -106,14 +109,28 @@ def average(states: list[State], by: Sequence[float]) -> State:
     return {name: means[name].to(v.dtype) if name in means else v.clone() for name, v in states[0].items()}
 
 
-@torch.no_grad()
 def predict(model: nn.Module, x: Tensor, batch_size: int = 2048) -> Tensor:
-    """The model's logits, on the CPU in float64, where calibration and measuring happen."""
+    """The model's logits, on the CPU in float64, where calibration and measuring happen.
+
+    On a CPU a batch belongs to one thread, so that any number of them gives the same bytes.
+    """
     model.eval()
     if not len(x):  # pooling layers refuse an empty batch
         width = [m for m in model.modules() if isinstance(m, nn.Linear)][-1].out_features
         return torch.empty(0, width, dtype=torch.float64)
-    return torch.cat([model(part) for part in x.split(batch_size)]).cpu().double()
+    parts = x.split(batch_size)
+    if x.is_cpu and len(parts) > 1 and torch.get_num_threads() > 1:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            found = list(pool.map(lambda part: _forward(model, part), parts))
+    else:
+        found = [_forward(model, part) for part in parts]
+    return torch.cat(found).cpu().double()
+
+
+@torch.no_grad()
+def _forward(model: nn.Module, x: Tensor) -> Tensor:
+    with one_thread():
+        return model(x)
 
 
 def copy_state(model: nn.Module) -> State:
