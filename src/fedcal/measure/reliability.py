@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcal.checks import check_labels, check_probs, check_whole
 from fedcal.errors import FedCalError
-from fedcal.seeds import numpy_rng
+from fedcal.measure.interval import ece_interval, mean_deviation
 
 LIMB = 26  # confidence ≈ (high · 2²⁶ + low) / 2⁵², both limbs integers
 BLOCK = 1 << 15  # samples binned at once: they stay in cache, and float64 adds up 2²⁶ limbs of 26 bits exactly
@@ -116,14 +116,12 @@ class Reliability:
     def floor(self) -> float:
         """The ECE that a perfectly calibrated model with these confidences would measure, on average.
 
-        A bin's hits are then Binomial(n, conf), whose mean absolute deviation De Moivre gave in closed form:
-        2 ν (1 − p) b(ν; n, p) with ν = ⌊np⌋ + 1.
+        A bin's hits are then Binomial(n, conf), whose mean absolute deviation has a closed form.
         """
         if not self.n:
             return float("nan")
-        n, p = self.count, np.clip(self._filled_confidence(), 0.0, 1.0)
-        v = np.floor(n * p) + 1
-        return float((2 * v * (1 - p) * binom.pmf(v, n, p)).sum() / self.n)
+        p = np.clip(self._filled_confidence(), 0.0, 1.0)
+        return float(mean_deviation(self.count, p).sum() / self.n)
 
     def band(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Between which accuracies a perfectly calibrated model's bins would lie; NaN where empty."""
@@ -131,21 +129,17 @@ class Reliability:
         p = np.clip(self._filled_confidence(), 0.0, 1.0)
         return binom.ppf(tail, self.count, p) / n, binom.ppf(1 - tail, self.count, p) / n
 
-    def interval(self, level: float = 0.95, draws: int = 2000, seed: int = 0) -> tuple[float, float]:
-        """Bootstrap interval of the ECE from the sums alone.
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Between which values the population's ECE (in the same bins) lies, from the sums alone; holds `ece()` always.
 
-        Samples drawn anew are, bin by bin, a multinomial count and a binomial number of hits. The ECE is biased
-        upwards, and more so when resampled: the basic (reversed) interval takes that out.
+        See `measure/interval.py`: it covers for calibrated models too, whose measured ECE is all noise.
         """
+        _tail(level)  # checks it
         if not self.n:
             return float("nan"), float("nan")
-        rng = numpy_rng(seed, "interval")
-        count = rng.multinomial(self.n, self.count / self.n, size=draws)
-        accuracy = self.correct / np.maximum(self.count, 1)
-        ece = np.abs(count * self._filled_confidence() - rng.binomial(count, accuracy)).sum(1) / self.n
-        tail, here = _tail(level), self.ece()
-        low, high = np.quantile(ece, [tail, 1 - tail])
-        return max(0.0, float(2 * here - high)), max(0.0, float(2 * here - low))
+        low, high = ece_interval(self.count, self.correct, self.confidence_sum, self.edges, level)
+        here = self.ece()
+        return min(low, here), max(high, here)
 
     def debiased_l2(self) -> float:
         """Root mean squared gap less the sampling noise (Kumar et al. 2019): 0 where noise explains it all."""
