@@ -8,6 +8,7 @@ twenty perfectly calibrated clients of 50 samples average to an ECE of 11 %; poo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedcal.errors import FedCalError
 from fedcal.measure.interval import ece_interval, mean_deviation
 
 LIMB = 26  # confidence ≈ (high · 2²⁶ + low) / 2⁵², both limbs integers
+ENTRIES = 1 << 18  # of a block of logits or probabilities
 BLOCK = 1 << 15  # samples binned at once: they stay in cache, and float64 adds up 2²⁶ limbs of 26 bits exactly
 
 
@@ -55,10 +57,8 @@ class Reliability:
         sums = np.zeros((4, n_bins), np.int64)
         for start in range(0, len(confidence), BLOCK):
             part = np.clip(np.asarray(confidence[start : start + BLOCK], np.float64), 0.0, 1.0)
-            bins, scaled = find_bins(part, edges), part * 2.0**LIMB
-            high = np.floor(scaled)
-            low = np.rint((scaled - high) * 2.0**LIMB)
-            for row, weight in enumerate((None, correct[start : start + BLOCK], high, low)):
+            bins = find_bins(part, edges)
+            for row, weight in enumerate((None, correct[start : start + BLOCK], *_limbs(part))):
                 sums[row] += np.bincount(bins, weight, n_bins).astype(np.int64)
         return cls(edges, *sums)
 
@@ -143,12 +143,16 @@ class Reliability:
 
     def debiased_l2(self) -> float:
         """Root mean squared gap less the sampling noise (Kumar et al. 2019): 0 where noise explains it all."""
+        return root(self.debiased_square())
+
+    def debiased_square(self) -> float:
+        """Its square, negative as often as noise makes it so: averages of many are to be taken of this."""
         seen = self.count > 1
         n, hits, conf = self.count[seen], self.correct[seen], self.confidence_sum[seen]
         if not n.size:
             return float("nan")
         squared = ((conf - hits) / n) ** 2 - (hits / n) * (1 - hits / n) / (n - 1)
-        return float(np.sqrt(max(0.0, (n * squared).sum() / n.sum())))
+        return float((n * squared).sum() / n.sum())
 
     def merge_to(self, n_bins: int) -> Reliability:
         """Neighbouring bins joined until each holds about 1/n of the samples: equal-mass bins from a fine histogram."""
@@ -185,10 +189,41 @@ class Reliability:
         return self.confidence_sum / np.maximum(self.count, 1)
 
 
+def blocks(rows: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Consecutive samples, few enough that work on them stays in a few MB; one empty block where there are none."""
+    size = max(1, ENTRIES // max(1, rows.shape[1]))
+    for start in range(0, max(1, len(labels)), size):
+        yield rows[start : start + size], labels[start : start + size]
+
+
 def _tail(level: float) -> float:
     if not 0 < level < 1:
         raise FedCalError(f"level must lie between 0 and 1, not {level}: try 0.95")
     return (1 - level) / 2
+
+
+def root(square: float) -> float:
+    """The root of an estimated square, 0 where noise made it negative; NaN stays."""
+    return float(np.sqrt(np.maximum(square, 0.0)))
+
+
+def class_sums(probs: np.ndarray, labels: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Each class's reliability sums, (K, 4, bins): its probability on every sample, against whether it is the label."""
+    n, k = probs.shape
+    n_bins = len(edges) - 1
+    flat = np.clip(probs.ravel(), 0.0, 1.0)
+    cells = (find_bins(flat, edges).reshape(n, k) + n_bins * np.arange(k)).ravel()
+    own = cells[np.arange(n) * k + labels]
+    rows = [np.bincount(cells, weight, k * n_bins).astype(np.int64) for weight in (None, *_limbs(flat))]
+    rows.insert(1, np.bincount(own, None, k * n_bins))
+    return np.stack([row.reshape(k, n_bins) for row in rows], axis=1)
+
+
+def _limbs(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Confidences in fixed point: the upper and the lower 26 bits, as whole numbers in float64."""
+    scaled = confidence * 2.0**LIMB
+    high = np.floor(scaled)
+    return high, np.rint((scaled - high) * 2.0**LIMB)
 
 
 def find_bins(confidence: np.ndarray, edges: np.ndarray) -> np.ndarray:
