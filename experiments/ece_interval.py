@@ -132,10 +132,9 @@ def measure(kind: str, shape: str, n: int, ece: float, times: int, seed: int) ->
     return Cell(kind, shape, n, ece, float(covered), float(before), *widths)
 
 
-def table(cells: list[Cell], simulations: int, seed: int) -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+def table(cells: list[Cell], simulations: int, seed: int, commit: str) -> str:
     worst, fair = min(cells, key=lambda c: c.new), [c for c in cells if c.old >= ENOUGH]
-    widest, usual = max(fair, key=lambda c: c.ratio), np.median([c.ratio for c in fair])
+    usual, wide = np.median([c.ratio for c in fair]), sorted((c for c in fair if c.ratio > 1.5), key=lambda c: -c.ratio)
     lines = [
         "# Coverage of the 95 % interval of the ECE",
         "",
@@ -145,8 +144,10 @@ def table(cells: list[Cell], simulations: int, seed: int) -> str:
         f"- Lowest coverage: {worst.new:.1%} ({worst.kind}, {worst.shape}, n = {worst.n}, true ECE {worst.ece:.1%}); "
         f"of the bootstrap interval that it replaced: {min(c.old for c in cells):.1%}.",
         f"- Cells where the old interval covers at least {ENOUGH:.0%}: {len(fair)}. There the new one's median width is "
-        f"{usual:.2f} × the old one's (median of the cells), at most {widest.ratio:.2f} × ({widest.kind}, "
-        f"{widest.shape}, n = {widest.n}, true ECE {widest.ece:.1%}).",
+        f"{usual:.2f} × the old one's (median of the cells). It is more than 1.5 × in {len(wide)}: "
+        + "; ".join(f"{c.ratio:.2f} × at {c.kind}, {c.shape}, n = {c.n}, ECE {c.ece:.1%}" for c in wide)
+        + ". In the one-bin populations (narrow) the old interval never reached beyond twice the measured ECE: it held an "
+        "ECE of 0 and missed small others.",
         "- The point estimate lies inside in every simulation.",
         "",
         "Each entry: coverage of the new interval % / of the old one % / median width of the new one, in points. "
@@ -181,7 +182,8 @@ def main() -> None:
                     if cell:
                         cells.append(cell)
                         print(cell, flush=True)
-    asked.out.write_text(table(cells, asked.simulations, asked.seed), encoding="utf-8")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    asked.out.write_text(table(cells, asked.simulations, asked.seed, commit), encoding="utf-8")
     print(asked.out)
 
 

@@ -57,7 +57,7 @@ def calibrate(
         raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
     options, sites = parse_options(option, accuracy), read_sites(files, kind_of(probs))
     kept, held = own_logits.hold_out(sites, seed)
-    judged: dict[str, Any] = {}
+    judged = None
     if any(len(labels) for _, labels in held.values()):
         with fitting(out, "four fifths of the samples", quiet) as on_round:
             judged = own_logits.estimate(own_logits.fit(kept, method, options, seed, on_round), held)
@@ -69,10 +69,13 @@ def calibrate(
     if quiet:
         return
     names = {"before": "before", "global": "global scaler", "own": "each client's own"}
-    _print_table([own_logits.cells(names[view], tallies["pooled"]) for view, tallies in judged.items()])
-    for view, about in (summary["estimate"] or {}).items():
-        if view != "data":
+    if judged:
+        _print_table([own_logits.cells(names[view], tallies["pooled"]) for view, tallies in judged.tallies.items()])
+        for view in judged.tallies:
+            about = summary["estimate"][view]
             out.print(f"worst client, {names[view]}: {escape(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
+            if view != "before":
+                print(f"{names[view]} against before: {own_logits.in_words(judged.change(view))}")
     print(
         "Samples that the scaler was not fitted on: a fifth of each client's; it was then fitted anew on all of them."
         if judged
@@ -114,18 +117,20 @@ def evaluate(
     """
     from fedcal.calibrate.scaler_file import load_scaler
     from fedcal.logit_files import read_sites
-    from fedcal.own_logits import COLUMNS, cells, measure
+    from fedcal.own_logits import COLUMNS, cells, in_words, measure
 
     if own and scaler is None:
         raise FedCalError("--own needs --scaler, whose own parts are meant")
     calibration = load_scaler(scaler)[1] if scaler else None
     sites = read_sites(files, kind_of(probs))
-    before = measure(sites, lambda _, logits: logits)
+    views: dict[str, Any] = {"before": lambda _, logits: logits}
+    if calibration is not None:
+        views["after"] = lambda name, logits: calibration.apply(logits, name if own else None)
+    found = measure(sites, views)
+    before, after = found.tallies["before"], found.tallies.get("after")
     shown = list(before)[len(sites) == 1 :]  # of a single file, pooled would say the same
     rows = [cells(name, before[name]) for name in shown]
-    after = None
-    if calibration is not None:
-        after = measure(sites, lambda name, logits: calibration.apply(logits, name if own else None))
+    if after:
         rows = [
             row
             for name in shown
@@ -139,6 +144,8 @@ def evaluate(
         title = f"{len(sites)} files" + (f", calibrated by {scaler}" if scaler else "")
         write_sites(report, title, ["site", *COLUMNS[1:]], rows, after or before, before if after else None)
     _print_table(rows)
+    if after:
+        print(f"after against before: {in_words(found.change('after'))}")
     out.print(f"worst client: {escape(worst)}, ECE {ece[worst]:.2%}")
     if report is not None:
         out.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
