@@ -86,9 +86,11 @@ def measure(sites: Sites, views: Mapping[str, Callable[[str, Tensor], Tensor]]) 
             tops = {}
             for view, apply in views.items():
                 calibrated = apply(name, z).double()
-                tops[view], tally = top_of(calibrated, y), Tally.of(calibrated, y)
+                tally = Tally.of(calibrated, y)
                 tallies[view][name] = tallies[view][name] + tally if name in tallies[view] else tally
-            paired = paired + Paired.of(tops)
+                if len(views) > 1:
+                    tops[view] = top_of(calibrated, y)
+            paired = paired + Paired.of(tops) if tops else paired
     whole = {view: {POOLED: pooled(list(found.values())), **found} for view, found in tallies.items() if found}
     return Measured(whole, paired)
 
