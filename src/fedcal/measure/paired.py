@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from scipy.special import ndtr
 from torch import Tensor
 
 from fedcal.errors import FedCalError, unknown
-from fedcal.measure.interval import TINY, critical, excess, largest_bias
+from fedcal.measure.interval import SHRINK, TINY, critical, excess, largest_bias
 from fedcal.measure.metrics import rank_of_label
 from fedcal.measure.reliability import equal_width, find_bins
 
@@ -79,12 +80,11 @@ class Paired:
         covariance = products + z * z / self.n * joint - np.outer(s, s) / self.n
         deviation = np.sqrt(np.maximum(np.diag(covariance), TINY))
         x = np.abs(s) / deviation
-        # |S| follows S only as far as its sign is known; what is left of its variance is its own.
-        slope = 2 * ndtr(np.minimum(x, 40.0)) - 1
-        own = 1 - excess(x) * (excess(x) + 2 * x) - slope**2
-        weights = slope * np.sign(s) * np.repeat([1.0, -1.0], n_bins)
-        variance = weights @ covariance @ weights + deviation**2 @ own
-        noise = z * np.sqrt(max(variance, 0.0))
+        # Each view's gaps may be a standard error smaller or larger: that decides how much of their noise cancels.
+        signs = np.sign(s) * np.repeat([1.0, -1.0], n_bins)
+        plausible = [x + np.repeat(shifts, n_bins) for shifts in product((-SHRINK, SHRINK), repeat=2)]
+        variance = max(_variance(covariance, signs, np.clip(at, -40.0, 40.0)) for at in plausible)
+        noise = z * np.sqrt(variance)
         bias_a, bias_b = (deviation * largest_bias(x)).reshape(2, n_bins).sum(1)
         value = float(np.abs(s[:n_bins]).sum() - np.abs(s[n_bins:]).sum()) / self.n
         low, high = value - (bias_a + noise) / self.n, value + (bias_b + noise) / self.n
@@ -94,6 +94,17 @@ class Paired:
         if name not in self.views:
             raise unknown("view", name, self.views)
         return self.views.index(name)
+
+
+def _variance(covariance: np.ndarray, signs: np.ndarray, x: np.ndarray) -> float:
+    """Of Σ ± |S|, if the gaps are x standard errors wide (negative: of the other sign than measured).
+
+    |S| follows S as far as its sign is known; what is left of its variance is its own.
+    """
+    slope, rest = 2 * ndtr(x) - 1, excess(np.abs(x))
+    own = 1 - rest * (rest + 2 * np.abs(x)) - slope**2
+    weights = signs * slope
+    return max(0.0, float(weights @ covariance @ weights + np.diag(covariance) @ own))
 
 
 def top_of(logits: Tensor, labels: Tensor) -> Top:
