@@ -1,4 +1,4 @@
-"""Calibrate your own model: one .npz a client in, the ECE before and after out.
+"""Calibrate your own model: one .npz per client in, the ECE before and after out.
 
     python examples/own_logits.py [FOLDER] [METHOD]
 
@@ -44,4 +44,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         if len(sys.argv) < 2:
             make_up(Path(temporary))
-        main(Path(sys.argv[1] if len(sys.argv) > 1 else temporary), sys.argv[2] if len(sys.argv) > 2 else "fedcal")
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else temporary), sys.argv[2] if len(sys.argv) > 2 else "fedcal-plus")

@@ -27,6 +27,7 @@ from fedcal.data.sources import SOURCES
 LOGITS = np.random.default_rng(0).normal(size=(12, 3))
 LABELS = np.arange(12) % 3
 PROBS = np.full((12, 3), 1 / 3)
+WORDS = np.array(["cat", "dog", "owl"])
 TINY = Config(model="logistic", clients=4, rounds=2, method=("uncal", "avg-t"), checkpoint_every=1)
 
 
@@ -60,9 +61,9 @@ def assert_refused(call: Callable[[], Any], word: str) -> None:
 # --- Python: users' own logits -------------------------------------------------------------------------------------
 
 LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
-    "logits 1-D": (lambda: calibrate(LOGITS[:, 0]), "client 0: logits must have shape (samples, classes ≥ 2)"),
+    "logits of two classes, labels of three": (lambda: calibrate(LOGITS[:, 0]), "client 0: labels must lie in 0..1"),
     "logits 3-D": (lambda: calibrate(LOGITS[None]), "not (1, 12, 3)"),
-    "logits K=1": (lambda: calibrate(LOGITS[:, :1]), "not (12, 1)"),
+    "logits K=0": (lambda: calibrate(LOGITS[:, :0]), "not (12, 0)"),
     "logits scalar": (lambda: calibrate(0.5), "not ()"),
     "logits None": (lambda: calibrate(None), "numeric array"),
     "logits NaN": (lambda: calibrate(spoilt(LOGITS, np.nan)), "row 0 holds NaN or infinity"),
@@ -71,14 +72,58 @@ LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
     "logits objects": (lambda: calibrate(LOGITS.astype(object)), "numeric array"),
     "logits ragged": (lambda: calibrate([[1, 2, 3], [4, 5]]), "numeric array"),
     "logits complex": (lambda: calibrate(LOGITS.astype(complex)), "real numbers"),
-    "labels too high": (lambda: calibrate(labels=LABELS + 1), "0..2: found 3"),
-    "labels negative": (lambda: calibrate(labels=LABELS - 1), "0..2: found -1"),
+    "labels too high": (lambda: calibrate(labels=spoilt(LABELS, 7)), "0..2: found 7 (or give `classes`)"),
+    "labels negative": (lambda: calibrate(labels=spoilt(LABELS, -1)), "0..2: found -1"),
     "labels with fractions": (lambda: calibrate(labels=LABELS + 0.5), "whole numbers: found 0.5"),
-    "labels NaN": (lambda: calibrate(labels=spoilt(LABELS, np.nan)), "whole numbers: found nan (1 such)"),
-    "labels inf": (lambda: calibrate(labels=spoilt(LABELS, np.inf)), "whole numbers: found inf"),
+    "labels NaN": (lambda: calibrate(labels=spoilt(LABELS, np.nan)), "client 0: labels must be finite"),
+    "labels inf": (lambda: calibrate(labels=spoilt(LABELS, np.inf)), "labels must be finite"),
     "labels one-hot": (lambda: calibrate(labels=np.eye(3)[LABELS]), "argmax"),
     "labels too few": (lambda: calibrate(labels=LABELS[:-1]), "11 labels for 12 rows"),
-    "labels strings": (lambda: calibrate(labels=LABELS.astype(str)), "numeric array"),
+    "labels strings, not all": (lambda: calibrate(labels=WORDS[LABELS % 2]), "2 different labels for 3 columns"),
+    "labels strings and numbers": (
+        lambda: fedcal.calibrate([(LOGITS, LABELS), (LOGITS, WORDS[LABELS])], "avg-t"),
+        "6 different labels for 3 columns",
+    ),
+    "labels with gaps": (lambda: calibrate(labels=["a", "b", ""] * 4), "labels must not be empty: row 2"),
+    "labels missing": (lambda: calibrate(labels=["a", "b", None] * 4), "all numbers or all strings"),
+    "labels dates": (lambda: calibrate(labels=LABELS.astype("M8[D]")), "numbers or strings, not datetime64"),
+    "labels ragged": (lambda: calibrate(labels=[[1], [2, 3]]), "labels must be an array, not list"),
+    "labels text of numbers": (
+        lambda: calibrate(np.eye(12), np.arange(12).astype(str)),
+        "numbers written as text, whose order is unclear",
+    ),
+    "labels of no class": (lambda: calibrate(labels=WORDS[LABELS], classes=["hen", *WORDS[:2]]), "unknown label 'owl'"),
+    "classes too few": (lambda: calibrate(classes=["a", "b"]), "classes must be a list of 3 different labels"),
+    "classes a string": (lambda: calibrate(classes="abc"), "classes must be a list of 3 different labels"),
+    "classes a number": (lambda: calibrate(classes=3), "classes must be a list of 3 different labels"),
+    "classes alike": (lambda: calibrate(classes=["a", "b", "a"]), "classes must be a list of 3 different labels"),
+    "probs an array": (lambda: calibrate(probs=PROBS), "probs must be True or False"),
+    "logits said to be probs": (lambda: calibrate(probs=True), "client 0: probs are not probabilities"),
+    "a score said to be a probability": (lambda: calibrate(LOGITS[:, 0], LABELS % 2, probs=True), "not probabilities"),
+    "probs said of apply": (
+        lambda: fedcal.calibrate([(LOGITS, LABELS)], "uncal").apply(PROBS, probs="yes"),  # type: ignore[arg-type]
+        "probs must be True or False",
+    ),
+    "welcome other K": (
+        lambda: fedcal.calibrate([(LOGITS, LABELS)], "avg-t").welcome("a", LOGITS[:, :2], LABELS % 2),
+        "logits of 2 classes for a scaler of 3",
+    ),
+    "welcome unknown labels": (
+        lambda: fedcal.calibrate([(LOGITS, WORDS[LABELS])], "avg-t").welcome("a", LOGITS, ["cow"] * 12),
+        "unknown label 'cow': the classes are cat, dog, owl",
+    ),
+    "welcome words to numbers": (
+        lambda: fedcal.calibrate([(LOGITS, LABELS)], "avg-t").welcome("a", LOGITS, WORDS[LABELS]),
+        "labels are strings, such as 'cat': give `classes`",
+    ),
+    "stream of words, not all": (
+        lambda: fedcal.calibrate({"a": (LOGITS, WORDS[LABELS % 2])}, "fed-ts", stream=True),
+        "2 different labels for 3 columns",
+    ),
+    "stream of other words": (
+        lambda: fedcal.calibrate({"a": (LOGITS, WORDS[LABELS]), "b": (LOGITS, ["cow"] * 12)}, "fed-ts", stream=True),
+        "client b: unknown label 'cow'",
+    ),
     "no clients": (lambda: fedcal.calibrate([]), "no clients"),
     "clients None": (lambda: fedcal.calibrate(None), "list of pairs"),  # type: ignore[arg-type]
     "all clients empty": (lambda: calibrate(LOGITS[:0], LABELS[:0]), "every client is empty"),
@@ -120,8 +165,13 @@ METRICS: dict[str, tuple[Callable[[], Any], str]] = {
     "probs below 0": (lambda: fedcal.nll([[-0.1, 1.1]], [0]), "range -0.1 to 1.1"),
     "probs above 1": (lambda: fedcal.brier([[0.0, 1.005]], [0]), "range 0 to 1.005"),
     "probs NaN": (lambda: fedcal.accuracy(spoilt(PROBS, np.nan), LABELS), "row 0 holds NaN or infinity"),
-    "probs 1-D": (lambda: fedcal.mce(PROBS[:, 0], LABELS), "shape (samples, classes ≥ 2)"),
+    "probs 3-D": (lambda: fedcal.mce(PROBS[None], LABELS), "shape (samples, classes)"),
+    "P(class 1), labels of three": (lambda: fedcal.mce(PROBS[:, 0], LABELS), "labels must lie in 0..1: found 2"),
+    "P(class 1) above 1": (lambda: fedcal.ece([0.2, 1.5], [0, 1]), "range -0.5 to 1.5"),
+    "top k of decision scores": (lambda: fedcal.top_k([-3.0, 1.5], [0, 1]), "scores are not probabilities"),
     "labels too high": (lambda: fedcal.classwise_ece(PROBS, LABELS + 7), "0..2: found 9"),
+    "labels strings, not all": (lambda: fedcal.nll(PROBS, WORDS[LABELS % 2]), "2 different labels for 3 columns"),
+    "labels of no class": (lambda: fedcal.nll(PROBS, LABELS, classes=WORDS), "unknown label 0"),
     "no samples": (lambda: fedcal.ece(PROBS[:0], LABELS[:0]), "no samples"),
     "n_bins 0": (lambda: fedcal.ece(PROBS, LABELS, 0), "n_bins must be a whole number of at least 1, not 0"),
     "n_bins negative": (lambda: fedcal.equal_mass_ece(PROBS, LABELS, -3), "n_bins must be"),

@@ -97,7 +97,7 @@ def test_all_forms_of_clients_agree():
 def test_equals_calibrate(name):
     rounds = 2 if name.startswith("fedcal") and name != "fedcal-plus" else None
     fitted = FederatedCalibrator(name, rounds=rounds, seed=3).fit([A, B])
-    expected = fedcal.calibrate([A, B], name, rounds=rounds, seed=3).predict_proba(NEW[0]).numpy()
+    expected = fedcal.calibrate([A, B], name, rounds=rounds, seed=3).predict_proba(NEW[0])
     assert np.array_equal(fitted.predict_proba(NEW[0]), expected)
     assert np.array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(NEW[0]), expected)
 
@@ -141,6 +141,8 @@ REFUSED = {
     "option": (lambda: FederatedCalibrator("fedcal", options={"hiden": 8}).fit([A]), "hidden"),
     "options": (lambda: FederatedCalibrator(options=[1]).fit([A]), "mapping"),
     "rounds as option": (lambda: FederatedCalibrator(options={"rounds": 3}).fit([A]), "argument of its own"),
+    "probs as option": (lambda: FederatedCalibrator(options={"probs": True}).fit([A]), "argument of its own"),
+    "three labels for one column": (lambda: FederatedCalibrator().fit(A[0][:, 0], A[1]), "one column per class"),
     "too few rounds": (lambda: FederatedCalibrator(rounds=1).fit([A]), "not done after 1 rounds"),
     "no clients": (lambda: FederatedCalibrator().fit([]), "no clients"),
     "no pair": (lambda: FederatedCalibrator().fit([A[0]]), "expected a pair"),

@@ -99,12 +99,12 @@ def test_three_sites_and_a_server_reach_what_calibrate_does(
         federate(tmp_path, shells, method, more)
         files = " ".join(f"{site}/{site}.npz" for site in SITES[::-1])
         command(f"calibrate {files} --method {method} --seed 3 --out {method} -q {more}")
-        name, whole = load_scaler(f"{method}/scaler.safetensors")
-        _, by_hand = load_scaler(f"server/{method}/scaler.safetensors")
-        assert name == method and by_hand.own == {}
+        whole = load_scaler(f"{method}/scaler.safetensors")
+        by_hand = load_scaler(f"server/{method}/scaler.safetensors")
+        assert whole.name == method and by_hand.own == {}
         assert bits(by_hand.params) == bits(whole.params)
         for site in SITES:
-            assert bits(load_scaler(f"{site}/{method}-scaler.safetensors")[1].own[site]) == bits(whole.own[site])
+            assert bits(load_scaler(f"{site}/{method}-scaler.safetensors").own[site]) == bits(whole.own[site])
         assert Path(f"server/{method}.safetensors").read_bytes() == Path(f"{method}/scaler.safetensors").read_bytes()
     kept = {name for name in snapshot(tmp_path / "server") if name.endswith((".npz", ".state.safetensors"))}
     assert not kept, "nothing of a site's own comes to the server"
@@ -201,7 +201,17 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "n in a first answer": (
         change("other/siteB-0001.safetensors", lambda t, _: t["n"].fill_(10**6)),
         "server add other other/siteA-0001.safetensors other/siteB-0001.safetensors other/siteC-0001.safetensors",
-        "siteB's answer counts 1e+06 samples, but declares 150",
+        "siteB's answer: 'n' counts 1e+06 samples, but 150 are declared",
+    ),
+    "negative labels": (
+        change("other/siteB-0001.safetensors", lambda t, _: t["labels"].mul_(-1)),
+        "server add other other/siteA-0001.safetensors other/siteB-0001.safetensors other/siteC-0001.safetensors",
+        "siteB's answer: 'labels' holds a negative count",
+    ),
+    "indefinite Hessian": (
+        change(B2, lambda t, _: t["newton/temperature/all/hess"].mul_(-1)),
+        ADD,
+        "siteB's answer: 'newton/temperature/all/hess' has a negative second derivative",
     ),
     "other question": (change(B2, lambda _, a: a.update(question="0")), ADD, "siteB answers another question"),
     "not an answer": (lambda: shutil.copy("dir/question-0002.safetensors", B2), ADD, "not an answer"),

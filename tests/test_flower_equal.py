@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
+from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     FedAdam,
@@ -14,8 +15,9 @@ from flwr.serverapp.strategy import (
 )
 
 from fedcal import FedCalError
-from fedcal.flower import CalibratedStrategy, own_scaler
+from fedcal.flower import CalibratedStrategy, calibration_mod, own_scaler
 from fedcal.flower.app.client_app import app as client_app
+from fedcal.flower.client import as_samples
 from flower_help import config_of, distance, flower, grid_of, simulated
 
 CASES = [
@@ -122,3 +124,16 @@ def test_a_folder_outlives_the_node(tmp_path):
 def test_bad_settings(options, words):
     with pytest.raises(FedCalError, match=words):
         CalibratedStrategy(FedAvg(), **{"method": "fedcal-plus", "n_classes": 10, **options})
+
+
+def test_nodes_may_give_probabilities_and_words():
+    """What `calibration_mod(logits, probs=…, classes=…)` makes of them is what the logits and columns would have been."""
+    logits = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).log_softmax(1)
+    columns, words = torch.arange(40) % 3, ["owl", "cat", "dog"]
+    given = as_samples(lambda *_: (logits.exp(), [words[k] for k in columns]), probs=True, classes=words)
+    found, labels = given(ArrayRecord(), None, "calibration")  # type: ignore[arg-type]
+    assert torch.allclose(found, logits) and torch.equal(labels, columns)
+    with pytest.raises(FedCalError, match="labels are strings, such as 'owl'"):
+        as_samples(lambda *_: (logits, [words[k] for k in columns]), None, None)(ArrayRecord(), None, "test")  # type: ignore[arg-type]
+    with pytest.raises(FedCalError, match="probs must be True or False"):
+        calibration_mod(lambda *_: (logits, columns), probs="yes")  # type: ignore[arg-type]

@@ -80,6 +80,6 @@ def test_quickstart_with_the_diff(quickstart, monkeypatch, capsys):
     run_app(quickstart, "quickstart", nodes, {"num-server-rounds": 2, "lr": 0.1}, monkeypatch)
     printed = capsys.readouterr().out
     assert "eval_acc" in printed and "fedcal-ece" in printed
-    name, scaler = load_scaler(quickstart / "calibrated" / "scaler.safetensors")
-    assert name == "fedcal-plus" and scaler.n_classes == 10
+    scaler = load_scaler(quickstart / "calibrated" / "scaler.safetensors")
+    assert scaler.name == "fedcal-plus" and scaler.n_classes == 10
     assert read_json(quickstart / "calibrated" / "federation.json")["faults"] == []

@@ -14,8 +14,10 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClippin
 
 import fedcal
 from fedcal import FedCalError
+from fedcal.calibrate.methods import Update, get_method
 from fedcal.flower import task
 from fedcal.flower.app.client_app import app as client_app
+from fedcal.flower.checks import too_far
 from fedcal.flower.grid import copy_content
 from fedcal.flower.inner import numbers_of, put_back, state_of
 from fedcal.flower.records import ANSWER, PACKED, PREFIX, SAID, from_record, pack, to_record, unpack
@@ -174,6 +176,41 @@ def test_in_training(fault):
         assert len(rounds[3]) == 4
     assert all(bool(torch.isfinite(v).all()) for v in strategy.calibration.params.values())
     assert strategy.metrics()["global"]["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("labels", lambda v: -v, "'labels' holds a negative count"),
+        ("squares", lambda v: -v, "'squares' is negative"),
+        ("newton/bias/all/hess", lambda v: -v, "'newton/bias/all/hess' has a negative second derivative"),
+        ("newton/bias/all/grad", lambda v: v + 1, "add up to 0"),
+    ],
+)
+def test_sums_that_no_samples_can_give_are_refused(name, change, words):
+    """The fit goes on with the other nodes, as if the liar had never been there."""
+
+    def how(asked, reply):
+        if ANSWER in reply.content and name in (content := unpack(reply.content[ANSWER])):
+            reply.content[ANSWER] = pack({**content, name: change(content[name])})
+        return reply
+
+    config = config_of("heart", "fed-bias")
+    strategy, _ = flower(config, grid_of(config, breaking("va", how)))
+    report = strategy.report()
+    assert report["fitted_by"] == ["cleveland", "hungarian", "switzerland"]
+    assert all(words in fault["reason"] and "va's answer" in fault["reason"] for fault in report["faults"])
+    assert report["faults"]
+
+
+def test_sums_of_large_logits_are_not_too_far():
+    """Two of four nodes make no mistake, so that their slopes are 0; the others' mistakes are of logits of 1e5."""
+    slopes = {"a": [0.0, 0.0], "b": [0.0, 0.0], "c": [3e5, 2e9], "d": [2e5, 1e9]}
+    updates = {name: Update({"slope": torch.tensor(slope)}, 10) for name, slope in slopes.items()}
+    assert too_far(updates, get_method("fed-ts")) == {}
+    updates["d"] = Update({"slope": torch.tensor([2e15, 1e19])}, 10)
+    assert list(too_far(updates, get_method("fed-ts"))) == ["d"]
+    assert too_far(updates, get_method("fed-ts"), declared=["d"]) == {}
 
 
 @pytest.mark.parametrize(

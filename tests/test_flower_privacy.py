@@ -94,6 +94,15 @@ def test_central_privacy_is_reported_and_its_rounds_are_kept():
     assert 0.05 <= float(strategy.calibration.params["temperature"]) <= 20
 
 
+def test_noised_sums_are_not_taken_for_lies():
+    """Local noise makes counts fractions: no node is refused for that."""
+    config = config_of("heart", "fed-bias")
+    app = ClientApp(mods=[calibration_mod(task.logits, privacy=Privacy(50.0, clip=5.0, rounds=8))])
+    app.train()(task.train)
+    strategy, _ = flower(config, grid_of(config, app))
+    assert strategy.report()["faults"] == [] and len(strategy.report()["fitted_by"]) == 4
+
+
 def test_a_node_keeps_its_own_budget():
     """The fit ends with the budget; a node asked once more refuses, whatever the server."""
     config = config_of("digits", "fed-ts")

@@ -55,16 +55,16 @@ def check_runs(processes, plan, data):
         launch.write_app(run)
         assert processes.call(method, run.run(), 240) == 0
         state, metrics = simulated(config, **options)
-        name, found = load_scaler(run.folder / "scaler.safetensors")
+        found = load_scaler(run.folder / "scaler.safetensors")
         model = read_tensors(run.folder / "model.safetensors")[0]
-        assert name == method and len(state.clients) == len(plan.names)
+        assert found.name == method and len(state.clients) == len(plan.names)
         assert distance(dict(sorted(state.model.state_dict().items())), model) == 0
-        assert distance(dict(sorted(state.calibrations[name].params.items())), found.params) == 0
-        results = read_json(run.folder / "results.json")["methods"][name]["global"]
+        assert distance(dict(sorted(state.calibrations[method].params.items())), found.params) == 0
+        results = read_json(run.folder / "results.json")["methods"][method]["global"]
         assert all(abs(results[key] - value) < 1e-12 for key, value in metrics.items())
         about = read_json(run.folder / "federation.json")
         assert about["faults"] == [] and about["measured_by"] == [client.name for client in state.clients]
-        assert about["training_rounds"] == ROUNDS and about["calibration_rounds"] == state.calibrations[name].rounds
+        assert about["training_rounds"] == ROUNDS and about["calibration_rounds"] == state.calibrations[method].rounds
 
 
 class Ear:
@@ -200,7 +200,7 @@ def test_killed_node_server_and_superlink(tmp_path):
     assert about["measured_by"] == ["client-0", "client-1"]
     assert about["training_rounds"] == 4 and [len(r["took_part"]) for r in about["rounds"]] == [3, 2, 2, 2, 2]
     assert about["faults"][0]["name"] == "client-2"
-    _, scaler = load_scaler(plan.folder / "scaler.safetensors")
+    scaler = load_scaler(plan.folder / "scaler.safetensors")
     assert all(bool(value.isfinite().all()) for value in scaler.params.values())
     assert not training.exists()
     assert b"fedcal.answer" in ear.heard  # without TLS everything can be read

@@ -98,15 +98,15 @@ def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str
         assert value == pytest.approx(eces[0] - eces[1], abs=1e-12) and low <= value <= high
     assert "global scaler against before: ECE " in text and "95 % interval of the change" in text
 
-    name, scaler = load_scaler("cal/scaler.safetensors")
-    assert name == "fedcal-plus" and list(scaler.own) == ["siteA", "siteB", "siteC"]
+    scaler = load_scaler("cal/scaler.safetensors")
+    assert scaler.name == "fedcal-plus" and list(scaler.own) == ["siteA", "siteB", "siteC"]
     whole = fedcal.calibrate({f"site{s}": draw(i) for i, s in enumerate("ABC")}, "fedcal-plus")
-    assert torch.equal(whole.predict_proba(draw(7)[0], "siteB"), scaler.predict_proba(draw(7)[0], "siteB"))
+    assert np.array_equal(whole.predict_proba(draw(7)[0], "siteB"), scaler.predict_proba(draw(7)[0], "siteB"))
 
     for ending in ("npz", "csv", "parquet"):
         command(capsys, f"apply cal/scaler.safetensors siteA.npz --client siteA --out probs.{ending}")
-        logits, labels = read_site(Path(f"probs.{ending}"))
-        assert torch.allclose(logits.exp(), scaler.predict_proba(draw(0)[0], "siteA"), atol=1e-15)
+        _, logits, labels = read_site(Path(f"probs.{ending}"))
+        assert np.allclose(logits.exp(), scaler.predict_proba(draw(0)[0], "siteA"), atol=1e-15)
         assert labels is not None and np.array_equal(labels, draw(0)[1])
     with np.load("probs.npz") as held:
         assert sorted(held.files) == ["labels", "predictions", "probs"]
@@ -132,7 +132,7 @@ def test_options_reach_the_method(place: Path, capsys: pytest.CaptureFixture[str
     command(capsys, "calibrate siteA.npz siteB.csv --accuracy keep --option informed=false --out cal -q")
     options = json.loads(Path("cal/summary.json").read_text())["options"]
     assert (options["accuracy"], options["informed"]) == ("keep", False)
-    _, scaler = load_scaler("cal/scaler.safetensors")
+    scaler = load_scaler("cal/scaler.safetensors")
     assert np.array_equal(scaler.predict_proba(draw(9)[0]).argmax(1), draw(9)[0].argmax(1))
 
 
@@ -153,15 +153,15 @@ def test_probabilities_by_name_and_by_word(place: Path) -> None:
     write_csv("plain.csv", {"cat": p[:, 0], "dog": p[:, 1], "hen": p[:, 2], "label": y})
     write_csv("more.csv", {"id": y + 7, **columns("prob", p)})
     want = torch.from_numpy(p).log()
-    assert torch.equal(read_site(Path("named.npz"))[0], want)
-    assert torch.equal(read_site(Path("other.npz"), "probs")[0], want)
-    assert torch.equal(read_site(Path("both.npz"), "probs")[0], want)
-    assert torch.equal(read_site(Path("both.npz"), "logits")[0], torch.from_numpy(z))
-    assert torch.equal(read_site(Path("plain.csv"), "probs")[0], want)
-    assert torch.equal(read_site(Path("more.csv"))[0], want)
-    assert read_site(Path("more.csv"))[1] is None
+    assert torch.equal(read_site(Path("named.npz"))[1], want)
+    assert torch.equal(read_site(Path("other.npz"), "probs")[1], want)
+    assert torch.equal(read_site(Path("both.npz"), "probs")[1], want)
+    assert torch.equal(read_site(Path("both.npz"), "logits")[1], torch.from_numpy(z))
+    assert torch.equal(read_site(Path("plain.csv"), "probs")[1], want)
+    assert torch.equal(read_site(Path("more.csv"))[1], want)
+    assert read_site(Path("more.csv"))[2] is None
     np.savez("zero.npz", probs=np.eye(3), labels=np.arange(3))
-    assert read_site(Path("zero.npz"))[0].isfinite().all()
+    assert read_site(Path("zero.npz"))[1].isfinite().all()
 
 
 def test_parquet_without_pyarrow(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,11 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "missing file": (lambda: None, CAL, "x.npz: no such file"),
     "missing csv": (lambda: None, CSV, "x.csv: no such file"),
     "ending unknown": (lambda: None, "calibrate x.txt --out new", "one of .npz, .csv, .parquet, not '.txt'"),
-    "one name twice": (npz(), "calibrate x.npz x.csv --out new", "x.csv: another file is named 'x' too"),
+    "one name twice": (
+        lambda: (npz()(), write_csv("x.csv", {**columns("logit", Z), "label": Y})),
+        "calibrate x.csv x.npz --out new",
+        "x.npz: another file has a site 'x' too",
+    ),
     "csv empty": (text(""), CSV, "x.csv: columns none"),
     "csv without rows": (text(HEAD), CSV, "x.csv: no samples"),
     "csv without header": (text("1,2,3,0\n"), CSV, "x.csv: columns 1, 2, 3, 0: name them logit_0"),

@@ -90,6 +90,61 @@ def test_gradients_pass_through(name):
     assert all(bool(value.grad is not None and value.grad.isfinite().all()) for value in model.parameters())
 
 
+@pytest.mark.parametrize("client", [None, 0])
+@torch.no_grad()
+def test_models_that_return_probabilities(client):
+    (z, y), x = site(200, 0), inputs(50)
+    calibration, model = fedcal.calibrate([(z.softmax(1), y)], probs=True), nn.Sequential(net(), nn.Softmax(1))
+    expected = calibration.predict_proba(model(x), client).float()
+    assert torch.equal(CalibratedModel(model, calibration, client)(x), expected)  # as the calibration was fitted
+    assert torch.equal(CalibratedModel(model, calibration, client, probs=True)(x), expected)
+    by_logits = CalibratedModel(net(), calibration, client, probs=False)(x)
+    assert torch.allclose(by_logits, expected, atol=1e-4)
+    with pytest.raises(FedCalError, match="probs must be True or False"):
+        CalibratedModel(model, calibration, probs="yes")
+
+
+class OneScore(nn.Module):
+    """A binary model: one score per sample, as (N,) or (N, 1), a logit or a probability."""
+
+    def __init__(self, flat: bool, probs: bool) -> None:
+        super().__init__()
+        self.net, self.flat, self.probs = net(), flat, probs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.net(x)[:, :1]
+        out = out.sigmoid() if self.probs else out
+        return out[:, 0] if self.flat else out
+
+
+def one_score(flat: bool, probs: bool) -> tuple[nn.Module, Calibration]:
+    scores = 2 * torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.bernoulli((scores / 2).sigmoid(), generator=torch.Generator().manual_seed(1))
+    return OneScore(flat, probs), fedcal.calibrate([(scores.sigmoid() if probs else scores, labels)], probs=probs)
+
+
+@pytest.mark.parametrize("probs", [True, False])
+@pytest.mark.parametrize("flat", [True, False])
+@torch.no_grad()
+def test_binary_models(flat, probs):
+    (model, calibration), x = one_score(flat, probs), inputs(50)
+    calibrated = CalibratedModel(model, calibration)
+    assert torch.equal(calibrated(x), calibration.predict_proba(model(x)).float()) and calibrated(x).shape == (50, 2)
+    program = torch.export.export(calibrated, (inputs(3),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    assert torch.allclose(program.module()(x), calibrated(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@torch.no_grad()
+def test_onnx_of_probabilities(flat, tmp_path):
+    pytest.importorskip("onnxscript", reason="needs fedcal[onnx]")
+    pytest.importorskip("onnxruntime", reason="needs fedcal[onnx]")
+    model, calibration = one_score(flat, probs=True)
+    assert export_onnx(CalibratedModel(model, calibration), inputs(4), tmp_path / "one.onnx") <= 1e-5
+    several = CalibratedModel(nn.Sequential(net(), nn.Softmax(1)), fitted("fedcal-plus"), 0, probs=True)
+    assert export_onnx(several, inputs(4, 100.0), tmp_path / "several.onnx") <= 1e-5  # some of them are 0
+
+
 def test_refusals():
     calibration = fitted("avg-t")
     cases = {

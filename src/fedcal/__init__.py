@@ -8,7 +8,7 @@ from fedcal.calibrate.methods import METHODS
 from fedcal.calibrate.rounds import Calibration, calibrate
 from fedcal.calibrate.scaler_file import load_scaler, save_scaler
 from fedcal.config import Config
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, FedCalWarning
 from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_mass_ece, mce, nll, top_k
 from fedcal.measure.reliability import Reliability
 from fedcal.run import run
@@ -24,6 +24,7 @@ __all__ = [
     "Calibration",
     "Config",
     "FedCalError",
+    "FedCalWarning",
     "FederatedCalibrator",
     "Reliability",
     "accuracy",
@@ -53,3 +54,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'fedcal' has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

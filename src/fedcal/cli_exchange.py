@@ -7,26 +7,30 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcal.cli_files import Accuracy, Kind, Options, Seed, kind_of, parse_options
+from fedcal.calibrate.methods import DEFAULT
+from fedcal.cli_files import Accuracy, Classes, Kind, Options, Seed, kind_of, parse_classes, parse_options
+from fedcal.errors import FedCalError
 
 server_app = typer.Typer(help="The server's half of a federation by files.", no_args_is_help=True)
 client_app = typer.Typer(help="A site's half of a federation by files.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The site's .npz, .csv or .parquet.")]
-Name = Annotated[str | None, typer.Option("--name", help="The site's name. [default: its file's]")]
+Name = Annotated[
+    str | None, typer.Option("--name", help="The site's name, or which of the file's sites. (default: the file's)")
+]
 State = Annotated[
     Path | None,
-    typer.Option(help="What the site remembers; it never leaves. [default: NAME.state.safetensors beside its file]"),
+    typer.Option(help="What the site remembers; it never leaves. (default: NAME.state.safetensors beside its file)"),
 ]
 
 
 @server_app.command("start")
 def server_start(
     folder: Folder,
-    classes: Annotated[int, typer.Option(help="Number of classes K.")],
+    classes: Annotated[str, typer.Option(metavar="K | A,B,…", help="How many classes, or their labels in order.")],
     sites: Annotated[str, typer.Option(help="Names of the sites, with commas between them.")],
-    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = "fedcal-plus",
+    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = DEFAULT,
     accuracy: Accuracy = None,
     option: Options = None,
     seed: Seed = 0,
@@ -34,7 +38,10 @@ def server_start(
     """Begin a federation: writes the first question, for every site."""
     from fedcal.exchange import start
 
-    server = start(folder, method, parse_options(option, accuracy), classes, sites.split(","), seed)
+    names = parse_classes(classes) or []
+    server = start(
+        folder, method, parse_options(option, accuracy), names[0] if len(names) == 1 else names, sites.split(","), seed
+    )
     print(
         f"Round 1: {server.current()} is for {', '.join(server.sites)}. What leaves a site: {server.state.method.leaves}."
     )
@@ -87,16 +94,20 @@ def client_answer(
     site: Name = None,
     state: State = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="The answer. [default: NAME-ROUND.safetensors beside the question]")
+        Path | None, typer.Option("--out", help="The answer. (default: NAME-ROUND.safetensors beside the question)")
     ] = None,
     probs: Kind = None,
+    classes: Classes = None,
 ) -> None:
     """Answer a question of the server's from the site's own samples."""
-    from fedcal.exchange import answer
-    from fedcal.logit_files import read_labelled
+    from fedcal.exchange import answer, classes_of
+    from fedcal.logit_files import read_site
 
-    name = site or file.stem
-    path = answer(question, read_labelled(file, kind_of(probs)), name, _state(state, file, name), out_file)
+    known = parse_classes(classes) or classes_of(question)
+    name, logits, labels = read_site(file, kind_of(probs), known, site)
+    if labels is None:
+        raise FedCalError(f"{file}: no labels: add an array `labels`, or a column `label`")
+    path = answer(question, (logits, labels), name, _state(state, file, name), out_file)
     print(f"{path} is for the server.")
 
 
@@ -108,13 +119,15 @@ def client_finish(
     site: Name = None,
     state: State = None,
     probs: Kind = None,
+    classes: Classes = None,
 ) -> None:
     """The site's own scaler: the global one, and what the site adds for itself. Also for a site that took no part."""
-    from fedcal.exchange import finish
+    from fedcal.exchange import classes_of, finish
     from fedcal.logit_files import read_site
 
-    name = site or file.stem
-    took_part = finish(scaler, read_site(file, kind_of(probs)), name, _state(state, file, name), out_file)
+    known = parse_classes(classes) or classes_of(scaler)
+    name, logits, labels = read_site(file, kind_of(probs), known, site)
+    took_part = finish(scaler, (logits, labels), name, _state(state, file, name), out_file)
     print(
         f"{out_file} is {name}'s own" + ("." if took_part else "; there is no state, as of a site that took no part.")
     )

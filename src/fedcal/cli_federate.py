@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedcal.calibrate.methods import METHODS
+from fedcal.calibrate.methods import DEFAULT, METHODS
 from fedcal.cli_files import Options, Seed, parse_options
 from fedcal.errors import FedCalError
 
@@ -21,13 +21,13 @@ def federate(
         Path, typer.Option("--out", help="Run folder: scaler, results, report; Flower's logs and keys.")
     ],
     data: Annotated[str, typer.Option(help="Data set (see `fedcal data list`).")] = "heart",
-    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = "fedcal-plus",
+    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = DEFAULT,
     rounds: Annotated[int, typer.Option(help="Training rounds.")] = 3,
     clients: Annotated[
-        int | None, typer.Option(help="SuperNodes [default: 3; natural clients: as many as there are].")
+        int | None, typer.Option(help="SuperNodes (default: 3; natural clients: as many as there are).")
     ] = None,
     beta: Annotated[float, typer.Option(help="Dirichlet concentration: lower is more skewed.")] = 0.5,
-    model: Annotated[str | None, typer.Option(help="[default: as suits the data]")] = None,
+    model: Annotated[str | None, typer.Option(help="(default: as suits the data)")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.")] = None,
     option: Options = None,
     robust: Annotated[str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.")] = None,

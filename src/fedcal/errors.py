@@ -1,4 +1,4 @@
-"""The one error that users meet, and the hint that goes with a misspelt name."""
+"""The one error and the one warning that users meet, and the hint that goes with a misspelt name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ class FedCalError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))  # a path, or another library's words, may hold a newline
+
+
+class FedCalWarning(UserWarning):
+    """Something that works, but probably not as it was meant."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:

@@ -1,11 +1,13 @@
-"""A site's file: logits or probabilities, and labels, as .npz, .csv or .parquet. Nothing that is read here can run code.
+"""Files of logits or probabilities, with labels and sites: .npz, .csv or .parquet. Nothing that is read here can run code.
 
 What an array or a column holds follows from its name, or from what the user says of it, never from its values:
 
-    .npz              logits (N, K) or probs (N, K); labels (N,)
-    .csv, .parquet    columns logit_0 … or p_0 … (also prob_0 …), one a class; label
+    .npz              logits or probs, (N, K) or (N,) of two classes; labels (N,); sites (N,)
+    .csv, .parquet    columns logit_0 … or p_0 … (also prob_0 …), one per class, or a single logit, score or p;
+                      label; site
 
-Probabilities are taken as logits log p. A site is named by its file.
+Probabilities are taken as logits log p, a single column as that of class 1. Labels are numbers or strings (labels.py).
+`site` (also `client`) splits a file into clients; without it, the file is one client, named by the file.
 """
 
 from __future__ import annotations
@@ -17,79 +19,170 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.checks import check_labels, check_logits, check_probs
-from fedcal.errors import FedCalError
+from fedcal.checks import as_logits, check_labels, check_labels_alone, look_like_probs
+from fedcal.errors import FedCalError, unknown
+from fedcal.labels import as_labels, find_classes
 from fedcal.store import write_bytes
 
 Kind = Literal["logits", "probs"]
-Site = tuple[Tensor, Tensor | None]  # logits (N, K) in float64 and labels (N,), where the file has them
 LABELS = ("labels", "label")
-NOT_SCORES = (*LABELS, "predictions", "prediction")
-KINDS: dict[str, Kind] = {"logits": "logits", "logit": "logits"}
+SITES = ("site", "sites", "client", "clients")
+NOT_SCORES = (*LABELS, *SITES, "predictions", "prediction")
+EITHER = "score"  # a score may be a probability, if the user says so
+KINDS: dict[str, Kind] = {"logits": "logits", "logit": "logits", EITHER: "logits"}
 KINDS |= dict.fromkeys(("probs", "prob", "p", "probabilities", "probability"), "probs")
 COLUMN = re.compile(rf"({'|'.join(KINDS)})_(\d+)")
-SMALLEST = torch.finfo(torch.float32).tiny  # a probability of 0 counts as this
+
+
+class Content(NamedTuple):
+    """A file's arrays as they are, and the name of the one with the scores."""
+
+    name: str
+    scores: Any
+    labels: Any
+    sites: Any
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A file's samples."""
+
+    logits: Tensor  # (N, K) in float64
+    labels: np.ndarray | None  # (N,) numbers or strings, where the file has them
+    sites: np.ndarray | None  # (N,) names
+    probs: bool  # whether it held probabilities
+
+    def by_site(self, default: str) -> dict[str, Any]:
+        """Each site's rows; all of them are of `default` where the file does not say."""
+        if self.sites is None:
+            return {default: slice(None)}
+        names, inverse, counts = np.unique(self.sites, return_inverse=True, return_counts=True)
+        rows = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+        return dict(zip(names.tolist(), rows, strict=True))
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Labelled clients, from any number of files."""
+
+    samples: dict[str, tuple[Tensor, Tensor]]  # logits and columns by name, sorted
+    classes: np.ndarray | None  # the label of each column; None where labels are the columns' numbers
+    probs: bool  # whether all files held probabilities
 
 
 # --- what the files hold ----------------------------------------------------------------------------------------------
 
 
-def read_site(path: Path, kind: Kind | None = None) -> Site:
-    """Checked logits and labels. `kind` says what arrays of other names are, or which of two to take."""
-    readers: dict[str, Callable[[Path, Kind | None], Any]] = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
+def read_rows(path: Path, kind: Kind | None = None) -> Rows:
+    """Checked samples. `kind` says what arrays of other names are, or which of two to take."""
+    readers: dict[str, Callable[[Path, Kind | None], Content]] = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise FedCalError(
             f"{path}: a site's file is one of {', '.join(readers)}, not {path.suffix or 'without ending'!r}"
         )
     try:
-        name, scores, labels = reader(path, kind)
-        logits = _as_logits(scores, KINDS.get(name, kind or "logits"), sure=kind is not None)
+        held = reader(path, kind)
+        meant = kind or KINDS[held.name]
+        logits = _as_logits(held.scores, meant, sure=kind is not None)
         if not len(logits):
             raise FedCalError("no samples: leave this site out")
-        return logits, None if labels is None else check_labels(labels, len(logits), logits.shape[1]).clone()
+        labels, sites = _column(held.labels, "labels", len(logits)), _column(held.sites, "sites", len(logits))
+        return Rows(logits, labels, None if sites is None else sites.astype(np.str_), meant == "probs")
     except FedCalError as error:
         raise FedCalError(f"{path}: {error}") from None
 
 
-def read_sites(paths: Sequence[Path], kind: Kind | None = None) -> dict[str, tuple[Tensor, Tensor]]:
-    """Labelled sites by name, sorted, all with as many classes."""
-    sites: dict[str, tuple[Tensor, Tensor]] = {}
-    for path in paths:
-        if path.stem in sites:
-            raise FedCalError(f"{path}: another file is named {path.stem!r} too: a site is named by its file")
-        sites[path.stem] = read_labelled(path, kind)
-        width, first = sites[path.stem][0].shape[1], next(iter(sites.values()))[0].shape[1]
-        if width != first:
-            raise FedCalError(f"{path}: {width} classes, where {paths[0]} has {first}: give all classes in every file")
-    return dict(sorted(sites.items()))
+def read_sites(paths: Sequence[Path], kind: Kind | None = None, classes: Any = None) -> Sites:
+    """Labelled sites, all with as many classes.
+
+    Rows that a `site` column gives one name are one client, whichever files they are in. A name that only a file's name
+    suggests must be the only one of its kind: two such files are more likely a mistake.
+    """
+    files = [(path, read_rows(path, kind)) for path in paths]
+    width = files[0][1].logits.shape[1]
+    for path, rows in files:
+        if rows.logits.shape[1] != width:
+            raise FedCalError(
+                f"{path}: {rows.logits.shape[1]} classes, where {paths[0]} has {width}: give all classes in every file"
+            )
+    found = find_classes((_labelled(path, rows) for path, rows in files), width, classes)
+    parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    by_file: set[str] = set()
+    for path, rows in sorted(files, key=lambda file: file[0]):  # so that the order of arguments changes nothing
+        labels = _columns(path, rows, found)
+        for name, chosen in rows.by_site(path.stem).items():
+            if name in parts and (rows.sites is None or name in by_file):
+                raise FedCalError(f"{path}: another file has a site {name!r} too: rename one, or add a column `site`")
+            if rows.sites is None:
+                by_file.add(name)
+            parts.setdefault(name, []).append((rows.logits[chosen], labels[chosen]))
+    samples = {name: _joined(some) for name, some in sorted(parts.items())}
+    return Sites(samples, found, all(rows.probs for _, rows in files))
 
 
-def read_labelled(path: Path, kind: Kind | None = None) -> tuple[Tensor, Tensor]:
-    """A site that must have labels."""
-    logits, labels = read_site(path, kind)
-    if labels is None:
+def read_site(
+    path: Path, kind: Kind | None = None, classes: Any = None, name: str | None = None
+) -> tuple[str, Tensor, Tensor | None]:
+    """One site's name and logits, and its labels as columns, if it has any; `name` chooses it where there are several."""
+    rows = read_rows(path, kind)
+    labels = None if rows.labels is None else _columns(path, rows, classes, check_labels_alone)
+    sites = rows.by_site(name or path.stem)
+    if name is not None and name not in sites:
+        raise FedCalError(f"{path}: {unknown('site', name, sites)}")
+    if name is None and len(sites) > 1:
+        raise FedCalError(f"{path}: {len(sites)} sites: choose one with --name, such as --name {next(iter(sites))}")
+    name, chosen = (name, sites[name]) if name is not None else next(iter(sites.items()))
+    return name, rows.logits[chosen], None if labels is None else labels[chosen]
+
+
+def _labelled(path: Path, rows: Rows) -> np.ndarray:
+    if rows.labels is None:
         raise FedCalError(f"{path}: no labels: add an array `labels`, or a column `label`")
-    return logits, labels
+    return rows.labels
+
+
+def _columns(path: Path, rows: Rows, classes: Any, check: Callable[..., Tensor] = check_labels) -> Tensor:
+    """The labels as columns."""
+    try:
+        return check(_labelled(path, rows), len(rows.logits), rows.logits.shape[1], classes=classes).clone()
+    except FedCalError as error:
+        raise FedCalError(f"{path}: {error}") from None
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """One client's samples from all files that hold some."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([logits for logits, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def _column(values: Any, what: str, n: int) -> np.ndarray | None:
+    """Labels or sites, as many as there are rows; whole numbers as integers, whichever way the file has them."""
+    if values is None:
+        return None
+    column = as_labels(values, what)
+    if len(column) != n:
+        raise FedCalError(f"{len(column)} {what} for {n} rows: they must be as many")
+    whole = column.dtype.kind == "f" and bool((column % 1 == 0).all())
+    return column.astype(np.int64) if whole else column
 
 
 def _as_logits(scores: Any, kind: Kind, sure: bool) -> Tensor:
     """Fresh float64 logits; what is called logits but reads as probabilities is refused unless the user is sure."""
-    if kind == "probs":
-        try:
-            return check_probs(scores).double().clamp_min(SMALLEST).log()
-        except FedCalError as error:
-            raise FedCalError(str(error).replace("pass softmax(logits)", "name them logits")) from None
-    logits = check_logits(scores).double().clone()
-    low, sums = float(logits.min()) if len(logits) else -1.0, logits.sum(dim=1)
-    if not sure and low >= 0 and bool(((sums - 1).abs() < 1e-3).all()):
+    try:
+        logits = as_logits(scores, kind == "probs").double().clone()
+    except FedCalError as error:
+        raise FedCalError(str(error).replace("pass softmax(logits)", "name them logits")) from None
+    if kind == "logits" and not sure and look_like_probs(logits):
         raise FedCalError("logits look like probabilities (every row sums to 1): name them probs, or say --logits")
     return logits
 
@@ -98,7 +191,9 @@ def _choose(names: Iterable[str], kind: Kind | None) -> str:
     """The one array that holds the scores."""
     names = [name for name in names if name not in NOT_SCORES]
     known = [name for name in names if name in KINDS]
-    fitting = [name for name in known if kind in (None, KINDS[name])] if known else names if kind else []
+    fitting = (
+        [name for name in known if kind in (None, KINDS[name]) or name == EITHER] if known else names if kind else []
+    )
     if len(fitting) == 1:
         return fitting[0]
     found = ", ".join(names) or "nothing else"
@@ -109,15 +204,23 @@ def _choose(names: Iterable[str], kind: Kind | None) -> str:
     raise FedCalError(f"neither logits nor probs, but {found}: rename that, or say --logits or --probs")
 
 
-def _npz(path: Path, kind: Kind | None) -> tuple[str, Any, Any]:
+def _one_of(names: Sequence[str], found: Iterable[str]) -> str | None:
+    """The one of several names for the same thing that a file uses."""
+    held = [name for name in found if name in names]
+    if len(held) > 1:
+        raise FedCalError(f"{' and '.join(held)} are one thing: leave one of them")
+    return held[0] if held else None
+
+
+def _npz(path: Path, kind: Kind | None) -> Content:
     try:
         with path.open("rb") as file:
             held = np.load(file, allow_pickle=False)
             if not isinstance(held, np.lib.npyio.NpzFile):
                 raise FedCalError("a single array, not an .npz: np.savez(path, logits=…, labels=…)")
             name = _choose(held.files, kind)
-            labels = [key for key in LABELS if key in held.files]
-            return name, held[name], held[labels[0]] if labels else None
+            labels, sites = _one_of(LABELS, held.files), _one_of(SITES, held.files)
+            return Content(name, held[name], held[labels] if labels else None, held[sites] if sites else None)
     except FileNotFoundError:
         raise FedCalError("no such file") from None
     except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
@@ -130,8 +233,16 @@ def _npz(path: Path, kind: Kind | None) -> tuple[str, Any, Any]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _plan(header: list[str], kind: Kind | None) -> tuple[str, list[int], int | None]:
-    """Which columns hold the scores, in the order of classes, and which the labels."""
+class Plan(NamedTuple):
+    """Which columns of a table to take."""
+
+    name: str
+    scores: list[int]  # in the order of classes
+    label: int | None
+    site: int | None
+
+
+def _plan(header: list[str], kind: Kind | None) -> Plan:
     at: dict[str, dict[int, int]] = {}
     others = [i for i, name in enumerate(header) if name not in NOT_SCORES]
     if len(set(header)) < len(header):
@@ -139,7 +250,8 @@ def _plan(header: list[str], kind: Kind | None) -> tuple[str, list[int], int | N
     for i in others:
         if match := COLUMN.fullmatch(header[i]):
             at.setdefault(match[1], {})[int(match[2])] = i
-    labels = [i for i, name in enumerate(header) if name in LABELS]
+    if not at:  # a single column of two classes
+        at = {header[i]: {0: i} for i in others if header[i] in KINDS}
     if not at and kind is None:
         raise FedCalError(
             f"columns {', '.join(header) or 'none'}: name them logit_0 … or p_0 …, or say --logits or --probs"
@@ -148,41 +260,69 @@ def _plan(header: list[str], kind: Kind | None) -> tuple[str, list[int], int | N
     columns = at.get(name, dict(enumerate(others)))
     if missing := [k for k in range(len(columns)) if k not in columns]:
         raise FedCalError(f"column {name}_{missing[0]} is missing: classes are numbered from 0")
-    return name, [columns[k] for k in range(len(columns))], labels[0] if labels else None
+    label, site = (_one_of(names, header) for names in (LABELS, SITES))
+    return Plan(
+        name,
+        [columns[k] for k in range(len(columns))],
+        None if label is None else header.index(label),
+        None if site is None else header.index(site),
+    )
 
 
-def _csv(path: Path, kind: Kind | None) -> tuple[str, Any, Any]:
+def _csv(path: Path, kind: Kind | None) -> Content:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
             header = [name.strip() for name in next(csv.reader([file.readline()]), [])]
-            name, columns, label = _plan(header, kind)
+            plan, start = _plan(header, kind), file.tell()
             warnings.simplefilter("ignore")  # of a file without rows
-            used = columns if label is None else [*columns, label]
-            table = np.loadtxt(file, delimiter=",", quotechar='"', usecols=used, ndmin=2, comments=None)
+
+            def read(columns: list[int], kind: Any = float) -> np.ndarray:
+                file.seek(start)
+                table = np.loadtxt(file, kind, delimiter=",", quotechar='"', usecols=columns, ndmin=2, comments=None)
+                return table.reshape(-1, len(columns))
+
+            def words(column: int | None) -> Any:
+                return None if column is None else np.char.strip(read([column], str)[:, 0])
+
+            scores, labels = _numbers(read, words, plan)
+            return Content(plan.name, scores, labels, words(plan.site))
     except FileNotFoundError:
         raise FedCalError("no such file") from None
     except (OSError, ValueError, csv.Error) as error:
         if isinstance(error, FedCalError):
             raise
         raise FedCalError(f"cannot be read as CSV ({str(error).splitlines()[0]})") from None
-    table = table.reshape(-1, len(used))
-    return name, table[:, : len(columns)], None if label is None else table[:, -1]
 
 
-def _parquet(path: Path, kind: Kind | None) -> tuple[str, Any, Any]:
+def _numbers(read: Callable[[list[int]], np.ndarray], words: Callable[[int], Any], plan: Plan) -> tuple[Any, Any]:
+    """Scores and labels: in one go where labels are numbers, which is fast, else labels as words."""
+    if plan.label is None:
+        return read(plan.scores), None
+    try:
+        table = read([*plan.scores, plan.label])
+        return table[:, :-1], table[:, -1]
+    except ValueError:
+        return read(plan.scores), words(plan.label)
+
+
+def _parquet(path: Path, kind: Kind | None) -> Content:
     arrow, parquet = _pyarrow()
     try:
         file = parquet.ParquetFile(path)
         header = list(file.schema_arrow.names)
-        name, columns, label = _plan(header, kind)
-        table = file.read(columns=[header[i] for i in columns] + ([header[label]] if label is not None else []))
-        taken = [table.column(header[i]).to_numpy() for i in columns]
-        labels = None if label is None else table.column(header[label]).to_numpy()
+        plan = _plan(header, kind)
+        wanted = [*plan.scores, *(i for i in (plan.label, plan.site) if i is not None)]
+        table = file.read(columns=[header[i] for i in wanted])
+
+        def column(i: int | None) -> Any:
+            return None if i is None else table.column(header[i]).to_numpy()
+
+        scores = np.stack([column(i) for i in plan.scores], axis=1)
+        return Content(plan.name, scores, column(plan.label), column(plan.site))
     except FileNotFoundError:
         raise FedCalError("no such file") from None
     except (OSError, arrow.lib.ArrowException) as error:
         raise FedCalError(f"cannot be read as Parquet ({str(error).splitlines()[0]})") from None
-    return name, np.stack(taken, axis=1), labels
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -205,19 +345,26 @@ def check_output(path: Path) -> None:
         _pyarrow()
 
 
-def write_probs(path: Path, probs: Tensor, labels: Tensor | None) -> None:
-    """Probabilities, predictions and labels, in the form that the path's ending says; `read_site` reads it back."""
+def write_probs(path: Path, probs: Tensor, classes: Sequence[Any] = (), like: Rows | None = None) -> None:
+    """Probabilities and predictions, in the form that the path's ending says; `read_rows` reads it back.
+
+    Predictions are the columns' labels where they are known, else their numbers. Labels and sites are those of `like`.
+    """
     check_output(path)
     p, top = probs.numpy(), probs.argmax(dim=1).numpy()
-    truth = {} if labels is None else {"label": labels.numpy()}
-    columns = {f"p_{k}": p[:, k] for k in range(p.shape[1])} | {"prediction": top} | truth
+    said = {"prediction": np.asarray(classes)[top] if len(classes) else top}
+    if like is not None and like.labels is not None:
+        said["label"] = like.labels
+    if like is not None and like.sites is not None:
+        said["site"] = like.sites
+    columns = {f"p_{k}": p[:, k] for k in range(p.shape[1])} | said
     raw = io.BytesIO()
     if path.suffix.lower() == ".npz":
-        arrays: dict[str, Any] = {"probs": p, "predictions": top} | ({"labels": truth["label"]} if truth else {})
+        arrays: dict[str, Any] = {"probs": p, **{f"{name}s": values for name, values in said.items()}}
         np.savez(raw, **arrays)
     elif path.suffix.lower() == ".parquet":
         arrow, parquet = _pyarrow()
-        parquet.write_table(arrow.table(columns), raw)
+        parquet.write_table(arrow.table({name: arrow.array(values.tolist()) for name, values in columns.items()}), raw)
     else:
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")

@@ -42,7 +42,7 @@ def fit(
     chosen, samples = check_method(method, options), dict(sorted(sites.items()))
     if not chosen.rounds and method != "uncal":
         raise FedCalError(f"{method} is fitted while a model is trained: choose another, or add --option rounds=N")
-    state = begin(chosen, next(iter(samples.values()))[0].shape[1], seed)
+    state = begin(chosen, next(iter(samples.values()))[0].shape[1], seed, method)
     while state.rounds < chosen.rounds and not state.done:
         calibration_round(state, samples, seed)
         on_round(state)
@@ -119,8 +119,8 @@ def estimate(fitted: Calibration, held: Sites) -> Measured:
         held,
         {
             "before": lambda _, logits: logits,
-            "global": lambda _, logits: fitted.apply(logits),
-            "own": lambda name, logits: fitted.apply(logits, name),
+            "global": lambda _, logits: fitted.apply(logits, probs=False),
+            "own": lambda name, logits: fitted.apply(logits, name, probs=False),
         },
     )
 

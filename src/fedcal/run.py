@@ -228,7 +228,7 @@ def _save(folder: Path, state: Federation, results: Results) -> None:
     about = {"schema": SCHEMA, "model": config.model, "classes": list(state.classes), "round": state.round}
     write_tensors(folder / "model.safetensors", {k: v.cpu() for k, v in state.model.state_dict().items()}, about)
     for name, calibration in state.calibrations.items():
-        save_scaler(folder / "scalers" / f"{name}.safetensors", calibration, name)
+        save_scaler(folder / "scalers" / f"{name}.safetensors", calibration)
     write_json(folder / "results.json", results)
     from fedcal import report  # matplotlib is slow to import, and only needed here
 

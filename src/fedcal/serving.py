@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcal.calibrate.rounds import Calibration
+from fedcal.checks import check_kind, log_probs, two_columns
 from fedcal.errors import FedCalError, unknown
 from fedcal.store import write_bytes
 
@@ -29,15 +30,16 @@ TOLERANCE = 1e-5  # on probabilities, of the exported graph against this module
 
 
 class CalibratedModel(nn.Module):
-    """A model that returns logits, followed by a scaler: the global one, or a client's own.
+    """A model that returns logits or probabilities, followed by a scaler: the global one, or a client's own.
 
     Args:
-        model: takes a batch, returns (N, K) logits.
+        model: takes a batch, returns (N, K) logits; of two classes also a score of class 1, (N,) or (N, 1).
         calibration: from `fedcal.calibrate`, or a fitted estimator's `calibration_`.
         client: whose own scaler to use; the global one if not given.
         output: "probabilities", or calibrated "logits" (their softmax is the probabilities).
+        probs: whether the model returns probabilities; if not given, what the calibration was fitted on.
 
-    Results have the type of the model's logits, float32 at least.
+    Results have the type of what the model returns, float32 at least.
     """
 
     def __init__(
@@ -46,43 +48,47 @@ class CalibratedModel(nn.Module):
         calibration: Calibration,
         client: str | int | None = None,
         output: Literal["probabilities", "logits"] = "probabilities",
+        *,
+        probs: bool | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
-            raise FedCalError(f"model must be a torch.nn.Module that returns logits, not {type(model).__name__}")
+            raise FedCalError(f"model must be a torch.nn.Module that returns scores, not {type(model).__name__}")
         if not isinstance(calibration, Calibration):
             raise FedCalError(f"calibration must be what fedcal.calibrate returns, not {type(calibration).__name__}")
         if output not in OUTPUTS:
             raise unknown("output", output, OUTPUTS)
         self.model = model
-        self.scaler = Scaler(calibration, client)
+        self.scaler = Scaler(calibration, client, bool(calibration.probs if probs is None else check_kind(probs)))
         self.output = output
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = self.model(x)
-        calibrated = self.scaler(logits)
+        scores = self.model(x)
+        calibrated = self.scaler(scores)
         out = calibrated.softmax(dim=1) if self.output == "probabilities" else calibrated
-        return out.to(torch.promote_types(logits.dtype, torch.float32))
+        return out.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 class Scaler(nn.Module):
-    """A fitted scaler, its numbers as buffers: logits in, calibrated logits in float64 out."""
+    """A fitted scaler, its numbers as buffers: logits or probabilities in, calibrated logits in float64 out."""
 
-    def __init__(self, calibration: Calibration, client: str | int | None = None) -> None:
+    def __init__(self, calibration: Calibration, client: str | int | None = None, probs: bool = False) -> None:
         super().__init__()
-        self.calibration = calibration
+        self.calibration, self.probs = calibration, probs
         own = calibration.own_of(client)
         for prefix, params in (("global", calibration.params), ("own", own)):
             for name, value in params.items():
                 self.register_buffer(f"{prefix}_{name}", value.detach().clone())
         self.names = {"global": list(calibration.params), "own": list(own)}
 
-    def forward(self, logits: Tensor) -> Tensor:
-        if logits.ndim != 2:
-            raise FedCalError(f"the model must return logits of shape (samples, classes), not {tuple(logits.shape)}")
+    def forward(self, scores: Tensor) -> Tensor:
+        if scores.ndim not in (1, 2):
+            raise FedCalError(f"the model must return logits of shape (samples, classes), not {tuple(scores.shape)}")
+        columns = two_columns(scores, self.probs)
+        logits = log_probs(columns) if self.probs else columns.double()
         self.calibration.check_width(logits)
         params, own = ({n: getattr(self, f"{part}_{n}") for n in names} for part, names in self.names.items())
-        return self.calibration.method.apply_own(params, own, logits.double())
+        return self.calibration.method.apply_own(params, own, logits)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Scaler:
         """`.to(device)` moves the scaler; `.half()` is for the model and leaves the scaler's precision alone."""

@@ -110,7 +110,7 @@ def test_the_pooled_fit_is_the_minimum_of_the_penalised_likelihood(name, family,
 
     def objective(t):
         t = torch.from_numpy(t)
-        sums = linear_sums(family, t, centre(logits), labels, hessian=False)
+        sums = linear_sums(family, t, centre(logits), labels, "none")
         value, gradient, _ = prior(t)
         return float(sums["loss"]) + value, (sums["grad"] + gradient).numpy()
 

@@ -58,3 +58,13 @@ def test_a_map_of_nothing_is_the_identity():
     assert torch.equal(maps.map_log_odds({}, log_p, log_q), log_p + log_q)
     identity = {"beta": torch.tensor(maps.IDENTITY, dtype=torch.float64)}
     assert torch.allclose(maps.map_log_odds(identity, log_p.double(), log_q.double()), (log_p + log_q).double())
+
+
+def test_a_histogram_map_knows_the_confidence_that_it_measured():
+    """Very sure, and often wrong: what was measured at .99999 counts there, not where accuracies are clipped."""
+    p = torch.full((1000,), 0.99999, dtype=torch.float64)
+    hit = torch.arange(1000) < 906
+    knots = maps.hist_knots(maps.fine_histogram(p.log(), -torch.log1p(-p), hit), pseudo=1.0)
+    mapped = maps.map_log_odds({"hist": knots}, p[:1].log(), -torch.log1p(-p[:1])).sigmoid()
+    assert float(mapped) == pytest.approx(0.906, abs=1e-3)
+    assert float(knots[1].sigmoid().max()) < 1

@@ -1,7 +1,10 @@
 """The models have the shapes of the papers they come from, and draw from no global generator."""
 
+import hashlib
+
 import pytest
 import torch
+from torch import nn
 
 from fedcal import FedCalError
 from fedcal.learn.models import MODELS, ConvPoolReLU, build
@@ -35,6 +38,48 @@ def test_same_generator_same_weights_and_the_global_one_untouched(name):
         torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     )
     assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+
+
+DIGESTS = {  # of recorded runs: a model that draws its weights in another order would silently change them all
+    "logistic": "ed4711c52b99a136",
+    "mlp": "1ce9728c449a9e57",
+    "cnn": "2425b20416c4d004",
+    "resnet14": "1f3b54281d998342",
+    "resnet32": "dcd9b3257cbee81d",
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_seed_keeps_its_weights(name):
+    found = hashlib.sha256()
+    for key, value in build(name, (3, 16, 16), 4, torch.Generator().manual_seed(3)).state_dict().items():
+        found.update(key.encode() + str(value.dtype).encode() + value.numpy().tobytes())
+    assert found.hexdigest()[:16] == DIGESTS[name]
+
+
+class Unusual(nn.Module):
+    """Layers that are neither convolution, linear nor batch normalisation, and a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.norm = nn.Embedding(7, 5), nn.LayerNorm(5)
+        self.recur, self.scale = nn.GRU(5, 4), nn.Parameter(torch.rand(3))
+        self.register_buffer("offset", torch.randn(2))
+
+
+def test_every_layer_initialises_itself_from_the_generator(monkeypatch):
+    monkeypatch.setitem(MODELS, "unusual", lambda shape, n_classes: Unusual())
+    torch.manual_seed(5)
+    before, rng = torch.get_rng_state(), torch.Generator().manual_seed(3)
+    first, next_one = (build("unusual", (4,), 2, rng).state_dict() for _ in range(2))
+    torch.rand(10)  # the global generator moves on, and nothing changes
+    again = build("unusual", (4,), 2, torch.Generator().manual_seed(3)).state_dict()
+    torch.set_rng_state(before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["words.weight"], next_one["words.weight"])  # the caller's generator has moved on
+    assert torch.equal(first["norm.weight"], torch.ones(5)) and bool((first["scale"] > 0).all())
+    build("unusual", (4,), 2, rng)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize(("name", "shape"), [("cnn", (1, 8, 8)), ("cnn", (1, 28, 28)), ("cnn", (3, 32, 32))])

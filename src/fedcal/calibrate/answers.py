@@ -6,7 +6,8 @@ A question is a flat dict of tensors whose names say what is wanted; the answer 
     folds                     -> samples in each fold
     slope                     -> first and second derivative of the loss by 1/T
     newton/FAMILY/FOLD        -> loss, gradient and Hessian of a linear map on the samples outside that fold
-    gradient/FAMILY/FOLD      -> the same without the Hessian
+    diagonal/FAMILY/FOLD      -> loss and gradient, and of the Hessian only what couples a class with itself
+    gradient/FAMILY/FOLD      -> loss and gradient
     curvature/vector          -> the matrix family's diagonal Hessian blocks
     score/NAME/FAMILY/FOLD    -> out-of-fold losses of each NAME, sorted: their sums, and their inner products
     watch/FAMILY/FOLD         -> (with what follows) look at the top confidences of that map, out of fold
@@ -22,7 +23,8 @@ follow from its data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -30,9 +32,9 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate import maps
-from fedcal.calibrate.fit import temperature_sums
+from fedcal.calibrate.fit import BLOCK, KEPT, temperature_sums
 from fedcal.calibrate.folds import FOLDS, folds, part
-from fedcal.calibrate.linear import apply_linear, centre, curvature_sums, linear_sums
+from fedcal.calibrate.linear import Curvature, apply_linear, centred_columns, curvature_sums, linear_sums
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError
 from fedcal.store import nest, unnest
@@ -41,10 +43,13 @@ ALL = "all"
 
 
 class Site:
-    """One client's samples. They are read, and what answers need of them is worked out, when that is first asked for."""
+    """The samples of a client, or of several small ones that answer as one (`counts`: how many each of them has).
 
-    def __init__(self, read: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        self._read = read
+    They are read, and what answers need of them is worked out, when that is first asked for.
+    """
+
+    def __init__(self, read: Callable[[], tuple[Tensor, Tensor]], counts: list[int] | None = None) -> None:
+        self._read, self._counts = read, counts
         self._latest: tuple[tuple[float, bool], Part] | None = None
 
     @cached_property
@@ -59,51 +64,37 @@ class Site:
     def labels(self) -> Tensor:
         return self._samples[1]
 
+    @property
+    def counts(self) -> list[int]:
+        return self._counts or [len(self.labels)]
+
+    @cached_property
+    def client(self) -> Tensor:
+        """Which of the clients each sample belongs to."""
+        if len(self.counts) == 1:
+            return torch.zeros((), dtype=torch.int64).expand(len(self.labels))
+        return torch.repeat_interleave(torch.arange(len(self.counts)), torch.tensor(self.counts))
+
     def part(self, share: float = 1.0, folded: bool = True) -> Part:
         """That share of the samples, in the order of their folds if these are asked about; the latest one is kept."""
         key = share, folded
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, Part(self.logits, self.labels, share, folded)
+            self._latest = key, Part(self, share, folded)
         return self._latest[1]
 
 
-class Part:
-    """Samples as answers need them. Their order is free, since sums have none: one fold after the other."""
+@dataclass(frozen=True)
+class Chunk:
+    """Samples that are handled at once: row-centred logits in float64, labels, and how many are of each fold, in order."""
 
-    def __init__(self, logits: Tensor, labels: Tensor, share: float, folded: bool) -> None:
-        rows = part(share, logits, labels) if share < 1 else None
-        self.sizes = [0] * FOLDS  # samples in each fold
-        if folded and (rows is None or rows.shape[0]):  # a sample's fold is the one that it has among all of them
-            fold = folds(centre(logits), labels)
-            rows = fold.argsort(stable=True) if rows is None else rows[fold[rows].argsort(stable=True)]
-            self.sizes = fold[rows].bincount(minlength=FOLDS).tolist()
-        self._logits, self._rows = logits, rows
-        self.y = labels if rows is None else labels[rows]
-        self.watched: tuple[Params, tuple[Tensor, Tensor, Tensor]] | None = None
+    z: Tensor  # (n, K), with classes first in memory, which is what sums run fastest along
+    y: Tensor
+    sizes: list[int]
 
-    @property
-    def logits(self) -> Tensor:
-        return self._logits if self._rows is None else self._logits[self._rows]
-
-    @cached_property
-    def z(self) -> Tensor:
-        """`centre`, with classes first in memory, which is what sums run fastest along."""
-        columns = np.array(self.logits.numpy().T, float, order="C")
-        columns -= columns.sum(axis=0) / len(columns)
-        return torch.from_numpy(columns).T
-
-    @cached_property
-    def slope(self) -> Callable[[float], tuple[float, float]]:
-        """The loss's first two derivatives by 1/T."""
-        return temperature_sums(self.logits, self.y)
-
-    def outside(self, fold: str, *values: Tensor) -> list[Tensor]:
-        """What a fit for this fold may see of values that stand along the samples (the last axis)."""
-        if fold == ALL:
-            return list(values)
-        first = sum(self.sizes[: int(fold)])
-        after = first + self.sizes[int(fold)]
-        return [torch.cat([value[..., :first], value[..., after:]], -1) for value in values]
+    def outside(self, fold: str) -> tuple[Tensor, Tensor]:
+        """What a fit for this fold may see."""
+        columns, y = outside(self.sizes, fold, self.z.T, self.y)
+        return columns.T, y
 
     def out_of_fold(self, family: str, params: dict[str, Tensor]) -> Tensor:
         """Each sample under the map that was fitted without its fold (or, for `all`, the one fitted on everything)."""
@@ -111,6 +102,92 @@ class Part:
             return apply_linear(family, params[ALL], self.z)
         by_fold = self.z.split(self.sizes)
         return torch.cat([apply_linear(family, params[str(f)], z).T for f, z in enumerate(by_fold)], 1).T
+
+
+class Part:
+    """Samples as answers need them. Their order is free, since sums have none: one fold after the other."""
+
+    def __init__(self, site: Site, share: float, folded: bool) -> None:
+        self._site, self._logits, self._rows = site, site.logits, None
+        self.k, self.sizes = site.logits.shape[1], [len(site.labels), *[0] * (FOLDS - 1)]  # samples of each fold
+        if folded or share < 1:
+            self._rows, self.sizes = _rows(site, share, folded)
+        self.y = site.labels if self._rows is None else site.labels[self._rows]
+        self.watched: tuple[Params, tuple[Tensor, Tensor, Tensor]] | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        return self._logits if self._rows is None else self._logits[self._rows]
+
+    @property
+    def client(self) -> Tensor:
+        """Which of the site's clients each sample belongs to."""
+        client = self._site.client
+        alike = self._rows is None or len(self._site.counts) == 1
+        return client[: len(self.y)] if alike else client[self._rows]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All samples, a core's cache full at a time; of a small client that is one chunk, and it is kept."""
+        if self.k * len(self.y) <= BLOCK:
+            yield self._small
+            return
+        rows, first = max(1, BLOCK // self.k), 0
+        for fold, size in enumerate(self.sizes):
+            for start in range(first, first + size, rows):
+                stop = min(start + rows, first + size)
+                sizes = [stop - start if f == fold else 0 for f in range(FOLDS)]
+                yield Chunk(self._columns(start, stop), self.y[start:stop], sizes)
+            first += size
+
+    @cached_property
+    def _small(self) -> Chunk:
+        return Chunk(self._columns(0, len(self.y)), self.y, self.sizes)
+
+    def _columns(self, start: int, stop: int) -> Tensor:
+        """The row-centred logits of these samples."""
+        if self.k * len(self.y) <= KEPT:
+            return self._all[start:stop]
+        rows = slice(start, stop) if self._rows is None else self._rows[start:stop]
+        return centred_columns(self._logits[rows])
+
+    @cached_property
+    def _all(self) -> Tensor:
+        return centred_columns(self.logits)
+
+    @cached_property
+    def slope(self) -> Callable[[float], tuple[float, float]]:
+        """The loss's first two derivatives by 1/T."""
+        return temperature_sums(self.logits, self.y)
+
+
+def _rows(site: Site, share: float, folded: bool) -> tuple[Tensor, list[int]]:
+    """The samples of that share in the order of their folds, and how many are of each; every client has folds of its own.
+
+    A sample's fold is the one that it has among all samples of its client.
+    """
+    if len(site.counts) == 1 and share == 1:  # no copies of as many numbers as there are samples, but for the order
+        own = folds(site.logits, site.labels, centred=True)
+        return own.argsort(stable=True), own.bincount(minlength=FOLDS).tolist()
+    rows, fold, first = [], [], 0
+    for count in site.counts:
+        logits, labels = site.logits[first : first + count], site.labels[first : first + count]
+        mine = part(share, logits, labels) if share < 1 else torch.arange(count)
+        rows.append(first + mine)
+        fold.append(
+            folds(logits, labels, centred=True)[mine] if folded and len(mine) else torch.zeros_like(mine).char()
+        )
+        first += count
+    found = torch.cat(fold)
+    return torch.cat(rows)[found.argsort(stable=True)], found.bincount(minlength=FOLDS).tolist()
+
+
+def outside(sizes: list[int], fold: str, *values: Tensor) -> list[Tensor]:
+    """What a fit for this fold may see of values that stand along the samples (the last axis), fold after fold."""
+    if fold == ALL or not sizes[int(fold)]:
+        return list(values)
+    first = sum(sizes[: int(fold)])
+    after = first + sizes[int(fold)]
+    return [torch.cat([value[..., :first], value[..., after:]], -1) for value in values]
 
 
 def answer(question: Params, site: Site) -> Params:
@@ -131,14 +208,17 @@ def answer(question: Params, site: Site) -> Params:
 
 
 def _start(part: Part, about: Params, question: Params) -> Params:
-    columns, labels = part.z.numpy().T, part.y.numpy()
-    found = {
-        "n": float(len(labels)),
-        "labels": np.bincount(labels, minlength=len(columns)).astype(float),
-        "squares": np.vdot(columns, columns),
-        "agreement": columns[labels, np.arange(len(labels))].sum(),
+    squares = agreement = 0.0
+    for chunk in part.chunks():
+        columns, labels = chunk.z.numpy().T, chunk.y.numpy()
+        squares += float(np.vdot(columns, columns))
+        agreement += float(columns[labels, np.arange(len(labels))].sum())
+    return {
+        "n": torch.tensor(float(len(part.y)), dtype=torch.float64),
+        "labels": torch.bincount(part.y, minlength=part.k).double(),
+        "squares": torch.tensor(squares, dtype=torch.float64),
+        "agreement": torch.tensor(agreement, dtype=torch.float64),
     }
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in found.items()}
 
 
 def _folds(part: Part, about: Params, question: Params) -> Params:
@@ -150,25 +230,41 @@ def _slope(part: Part, about: Params, question: Params) -> Params:
 
 
 def _linear(part: Part, about: Params, question: Params) -> Params:
-    found = {}
-    for name, t in about.items():
-        kind, family, fold = name.split("/")
-        columns, y = part.outside(fold, part.z.T, part.y)
-        found |= nest(name, linear_sums(family, t, columns.T, y, hessian=kind == "newton"))
+    found: Params = {}
+    for chunk in part.chunks():
+        for name, t in about.items():
+            kind, family, fold = name.split("/")
+            z, y = chunk.outside(fold)
+            if not len(y) and name in found:
+                continue
+            for key, value in nest(name, linear_sums(family, t, z, y, CURVATURE[kind])).items():
+                found[key] = found[key] + value if key in found else value
     return found
 
 
 def _curvature(part: Part, about: Params, question: Params) -> Params:
-    return {name: curvature_sums(t, part.z) for name, t in about.items()}
+    return {name: sum_of(curvature_sums(t, chunk.z) for chunk in part.chunks()) for name, t in about.items()}
+
+
+def sum_of(tensors: Iterable[Tensor]) -> Tensor:
+    """Tensors of one shape added up."""
+    first, *others = tensors
+    for other in others:
+        first = first + other
+    return first
 
 
 def _score(part: Part, about: Params, question: Params) -> Params:
-    losses, hits = [], []
-    for candidate in sorted({name.rsplit("/", 1)[0] for name in about}):
-        u = part.out_of_fold(candidate.split("/")[2], unnest(candidate, about))
-        losses.append(torch.nn.functional.cross_entropy(u, part.y, reduction="none"))
-        hits.append(u.argmax(1) == part.y)
-    return _compare("score", losses, hits)
+    candidates = sorted({name.rsplit("/", 1)[0] for name in about})
+    found: list[Params] = []
+    for chunk in part.chunks():
+        losses, hits = [], []
+        for candidate in candidates:
+            u = chunk.out_of_fold(candidate.split("/")[2], unnest(candidate, about))
+            losses.append(torch.nn.functional.cross_entropy(u, chunk.y, reduction="none"))
+            hits.append(u.argmax(1) == chunk.y)
+        found.append(_compare("score", losses, hits))
+    return {name: sum_of(one[name] for one in found) for name in found[0]}
 
 
 def _compare(kind: str, losses: list[Tensor], hits: list[Tensor]) -> Params:
@@ -186,9 +282,15 @@ def _watched(part: Part, question: Params) -> tuple[Tensor, Tensor, Tensor]:
     if part.watched is None or part.watched[0] is not question:  # several parts of a question may look at them
         kind = "watch-own" if any(name.startswith("watch-own/") for name in question) else "watch"
         family = next(name.split("/")[1] for name in question if name.startswith(f"{kind}/"))
-        u = part.out_of_fold(family, unnest(f"{kind}/{family}", question))
-        label = (part.z if kind == "watch-own" else u).argmax(1)
-        part.watched = question, (*maps.log_odds(u, label), label == part.y)
+        params, n, first = unnest(f"{kind}/{family}", question), len(part.y), 0
+        log_p, log_q, hit = (torch.empty(n, dtype=d) for d in (torch.float64, torch.float64, torch.bool))
+        for chunk in part.chunks():
+            u, here = chunk.out_of_fold(family, params), slice(first, first + len(chunk.y))
+            label = (chunk.z if kind == "watch-own" else u).argmax(1)
+            log_p[here], log_q[here] = maps.log_odds(u, label)
+            hit[here] = label == chunk.y
+            first = here.stop
+        part.watched = question, (log_p, log_q, hit)
     return part.watched[1]
 
 
@@ -198,28 +300,42 @@ def _histogram(part: Part, about: Params, question: Params) -> Params:
 
 
 def _beta(part: Part, about: Params, question: Params) -> Params:
-    watched, found = _watched(part, question), {}
-    for name, t in about.items():
-        found |= nest(name, maps.beta_sums(t, *part.outside(name.split("/")[1], *watched)))
-    return found
+    found = []
+    for fold, *watched in _watched_by_fold(part, question):
+        seen = {name: t for name, t in about.items() if name.split("/")[1] != str(fold)}
+        sums: Params = {}
+        for name, t in seen.items():
+            sums |= nest(name, maps.beta_sums(t, *watched))
+        found.append(sums)
+    names = [f"{name}/{kind}" for name in about for kind in ("loss", "grad", "hess")]
+    return {name: sum_of(sums[name] for sums in found if name in sums) for name in names}
 
 
 def _map(part: Part, about: Params, question: Params) -> Params:
-    log_p, log_q, hit = _watched(part, question)
-    by_fold = list(zip(log_p.split(part.sizes), log_q.split(part.sizes), strict=True))
-    beta, *hists = (  # in this order
-        torch.cat([maps.map_log_odds({name[:4]: about[f"map/{name}/{f}"]}, *v) for f, v in enumerate(by_fold)])
-        for name in sorted({name.split("/")[1] for name in about})
-    )
-    candidates = [v for hist in hists for v in (hist, (hist + beta) / 2)]
-    losses = [maps.bernoulli(v, hit) for v in [*candidates, log_p + log_q]]  # no map at all comes last
-    return _compare("map", losses, [hit] * len(losses))
+    names, found = sorted({name.split("/")[1] for name in about}), []
+    for fold, log_p, log_q, hit in _watched_by_fold(part, question):
+        beta, *hists = (  # in this order
+            maps.map_log_odds({name[:4]: about[f"map/{name}/{fold}"]}, log_p, log_q) for name in names
+        )
+        candidates = [v for hist in hists for v in (hist, (hist + beta) / 2)]
+        losses = [maps.bernoulli(v, hit) for v in [*candidates, log_p + log_q]]  # no map at all comes last
+        found.append(_compare("map", losses, [hit] * len(losses)))
+    return {name: sum_of(one[name] for one in found) for name in found[0]}
+
+
+def _watched_by_fold(part: Part, question: Params) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """What is watched of the samples of each fold, some at a time."""
+    by_fold = (value.split(part.sizes) for value in _watched(part, question))
+    for fold, values in enumerate(zip(*by_fold, strict=True)):
+        for some in zip(*(value.split(BLOCK) for value in values), strict=True):
+            yield fold, *some
 
 
 def _nothing(part: Part, about: Params, question: Params) -> Params:
     return {}  # said in passing, for another part of the question
 
 
+CURVATURE: dict[str, Curvature] = {"newton": "full", "diagonal": "diagonal", "gradient": "none"}
 FOLDED = {"folds", "histogram", "map"}  # kinds of question that ask about folds, whatever comes after their name
 
 ANSWERS = {
@@ -227,6 +343,7 @@ ANSWERS = {
     "folds": _folds,
     "slope": _slope,
     "newton": _linear,
+    "diagonal": _linear,
     "gradient": _linear,
     "curvature": _curvature,
     "score": _score,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from fedcal.calibrate.folds import folds
 from fedcal.calibrate.scalers import T_MAX, T_MIN, Params, unflatten
 
 BLOCK = 1 << 16  # logits handled at once: what fits a core's cache
+KEPT = 1 << 22  # logits of a client that are kept as the sums need them; of more, that is worked out anew each time
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,18 @@ def temperature_search(start: float = 1.0) -> Generator[float, tuple[float, floa
 
 def temperature_sums(logits: Tensor, labels: Tensor) -> Callable[[float], tuple[float, float]]:
     """b ↦ the first two derivatives of Σ NLL(b θ), summed over samples: Σ (E_p θ − θ_y) and Σ Var_p θ."""
-    top = logits.amax(dim=1, keepdim=True)
-    target = float((logits.gather(1, labels[:, None]) - top).double().sum())
-    # Classes first: reductions over a handful of classes then run along contiguous samples.
-    rows = max(1, BLOCK // logits.shape[1])
-    blocks = [(z.double() - t).T.contiguous() for z, t in zip(logits.split(rows), top.split(rows), strict=True)]
+    target = float((logits.gather(1, labels[:, None]).double() - logits.amax(dim=1, keepdim=True)).sum())
+
+    def cut() -> Iterator[Tensor]:
+        # Classes first: reductions over a handful of classes then run along contiguous samples.
+        for z in logits.split(max(1, BLOCK // logits.shape[1])):
+            yield (z.double() - z.amax(dim=1, keepdim=True)).T.contiguous()
+
+    kept = list(cut()) if logits.numel() <= KEPT else None
 
     def sums(b: float) -> tuple[float, float]:
         gradient, curvature = -target, 0.0
-        for z in blocks:
+        for z in kept or cut():
             p = torch.mul(z, b).exp_()
             total = p.sum(0)
             p.mul_(z)

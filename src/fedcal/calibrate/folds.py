@@ -8,26 +8,33 @@ from __future__ import annotations
 import hashlib
 import zlib
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcal.seeds import numpy_rng
 
 FOLDS = 5
+ROWS = 1 << 12  # samples read at once
 LEAST = 200  # samples that a client gives at least (if it has them): few clients are bothered, none for a sample or two
 
 
-def folds(logits: Tensor, labels: Tensor) -> Tensor:
+def folds(logits: Tensor, labels: Tensor, centred: bool = False) -> Tensor:
     """The fold of each sample: balanced, random, the same whenever the same samples are given.
 
-    The offset is random too, so that many clients of fewer samples than folds still fill all of them.
+    With `centred`, also the same for logits that differ by a constant in each row: log-probabilities, for instance. The
+    offset is random too, so that many clients of fewer samples than folds still fill all of them.
     """
-    digest = hashlib.blake2b(logits.numpy().tobytes() + labels.numpy().tobytes(), digest_size=8).hexdigest()
-    rng = numpy_rng(0, "folds", digest)
+    whole = hashlib.blake2b(digest_size=8)
+    for block in logits.split(ROWS):  # no copy of all of them at once
+        block = block.double()
+        whole.update((block - block.mean(dim=1, keepdim=True) if centred else block).contiguous().numpy().data)
+    whole.update(labels.contiguous().numpy().data)
+    rng = numpy_rng(0, "folds", whole.hexdigest())
     order, offset = rng.permutation(len(labels)), int(rng.integers(FOLDS))
-    fold = torch.empty(len(labels), dtype=torch.int64)
-    fold[torch.from_numpy(order)] = (torch.arange(len(labels)) + offset) % FOLDS
-    return fold
+    fold = np.empty(len(labels), np.int8)
+    fold[order] = np.resize((np.arange(FOLDS, dtype=np.int8) + offset) % FOLDS, len(labels))
+    return torch.from_numpy(fold)
 
 
 def part(share: float, logits: Tensor, labels: Tensor) -> Tensor:

@@ -13,16 +13,15 @@ pooled ones, whoever holds which sample.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcal.calibrate.fit import BLOCK
-
 Array = NDArray[Any]
+Curvature = Literal["full", "diagonal", "none"]  # what is asked of a Hessian
 
 add, highest = np.add.reduce, np.maximum.reduce  # .sum() and .max() without the detour
 FAMILIES = ("temperature", "bias", "vector", "matrix")
@@ -32,6 +31,13 @@ def centre(logits: Tensor) -> Tensor:
     """Row-centred float64 logits."""
     logits = logits.double()
     return logits - logits.mean(dim=1, keepdim=True)
+
+
+def centred_columns(logits: Tensor) -> Tensor:
+    """`centre`, with classes first in memory, which is what sums run fastest along."""
+    columns = np.array(logits.numpy().T, float, order="C")
+    columns -= columns.sum(axis=0) / len(columns)
+    return torch.from_numpy(columns).T
 
 
 def n_parameters(family: str, k: int) -> int:
@@ -61,33 +67,25 @@ def widen(family: str, t: Tensor, k: int) -> Tensor:
     return torch.cat([torch.diag(t[:k]), t[k:, None]], dim=1).flatten()
 
 
-def linear_sums(family: str, t: Tensor, z: Tensor, y: Tensor, hessian: bool = True) -> dict[str, Tensor]:
-    """A client's half: the summed NLL of `apply_linear(family, t, z)`, its gradient and, if asked for, its Hessian.
+def linear_sums(family: str, t: Tensor, z: Tensor, y: Tensor, curvature: Curvature = "full") -> dict[str, Tensor]:
+    """A client's half: the summed NLL of `apply_linear(family, t, z)`, its gradient, and what is asked of its Hessian.
 
-    In NumPy: at a client's few hundred samples, torch's calls cost more than the arithmetic.
+    All samples at once, so no more of them than fit a core's cache. In NumPy: at a client's few hundred samples, torch's
+    calls cost more than the arithmetic.
     """
-    at, columns, labels = t.numpy(), z.numpy().T, y.numpy()
-    rows = max(1, BLOCK // len(columns))
-    whole = _block_sums(family, at, columns[:, :rows], labels[:rows], hessian)
-    for start in range(rows, len(labels), rows):
-        block = slice(start, start + rows)
-        sums = _block_sums(family, at, columns[:, block], labels[block], hessian)
-        whole = {name: whole[name] + value for name, value in sums.items()}
-    return {name: torch.from_numpy(value) for name, value in whole.items()}
+    found = _sums(family, t.numpy(), z.numpy().T, y.numpy(), curvature)
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in found.items()}
 
 
-def _block_sums(family: str, t: Array, z: Array, y: Array, hessian: bool) -> dict[str, Array]:
+def _sums(family: str, t: Array, z: Array, y: Array, curvature: Curvature) -> dict[str, Array]:
     """The same with classes first: sums over a handful of classes then run along contiguous samples."""
     (k, n), z = z.shape, np.ascontiguousarray(z)
-    scales = k if family == "vector" else 1
-    mean = np.empty((scales + k, n))  # the logits' derivatives under p: z_k p_k (or their sum) by scales, p_k by shifts
-    p, shift = mean[scales:], t[scales:]
     if family == "matrix":
         w = t.reshape(k, k + 1)
-        shift = w[:, k]
-        np.matmul(w[:, :k], z, out=p)
+        p, shift = w[:, :k] @ z, w[:, k]
     else:
-        np.multiply(t[:scales, None], z, out=p)
+        scales = k if family == "vector" else 1
+        p, shift = t[:scales, None] * z, t[scales:]
     if family != "temperature":
         p += shift[:, None]
     p -= highest(p, axis=0)
@@ -96,42 +94,67 @@ def _block_sums(family: str, t: Array, z: Array, y: Array, hessian: bool) -> dic
     torch.from_numpy(p).exp_()  # twice as fast as NumPy's
     total = add(p, axis=0)
     p /= total
-    sums = {"loss": np.asarray(add(np.log(total)) - of_label)}
-    if family == "matrix":
-        x = np.concatenate([z, np.ones((1, n))])
-        if hessian:
-            sums["hess"] = _matrix_hessian(p, x)
-        p[label] -= 1
-        return sums | {"grad": (p @ x.T).ravel()}
-    zp = np.multiply(z, p, out=mean[:k] if family == "vector" else None)
-    by_scale, by_shift = add(zp, axis=1), add(p, axis=1)
-    if hessian:
-        square = add(zp * z, axis=1)
-        if family != "vector":
-            add(zp, axis=0, out=mean[0])
-        sums["hess"] = _hessian(family, mean[:1] if family == "temperature" else mean, square, by_scale, by_shift)
-    by_scale -= np.bincount(y, z[label], k)
-    by_shift -= np.bincount(y, minlength=k)
-    scale = by_scale if family == "vector" else add(by_scale, keepdims=True)
-    sums["grad"] = scale if family == "temperature" else np.concatenate([scale, by_shift])
-    return sums
+    derivatives = {"matrix": _of_matrix, "vector": _of_vector}.get(family, _of_scale)
+    return {"loss": add(np.log(total)) - of_label} | derivatives(family, p, z, y, label, curvature)
 
 
-def _hessian(family: str, mean: Array, square: Array, by_scale: Array, by_shift: Array) -> Array:
-    """Σ (E[d dᵀ] − E[d] E[d]ᵀ): `mean` is E[d], and the others, sums of z_k² p_k, z_k p_k and p_k, make up E[d dᵀ]."""
-    hess, size, k = -(mean @ mean.T), len(mean), len(square)
+def _of_scale(family: str, p: Array, z: Array, y: Array, label: Any, curvature: Curvature) -> dict[str, Array]:
+    """Temperature and bias. Deviations are taken from each sample's mean logit, so that what is left of a variance where
+    one class has all the probability is no rounding error."""
+    mean = add(z * p, axis=0)
+    scale = np.array([add(mean) - add(z[label])])
+    by_shift = add(p, axis=1)
+    sums = {
+        "grad": scale if family == "temperature" else np.concatenate([scale, by_shift - np.bincount(y, None, len(z))])
+    }
+    if curvature == "none":
+        return sums
+    off = z - mean
+    across = off * p
+    variance = np.vdot(across, off)
+    if family == "temperature":
+        return sums | {"hess": np.array([[variance]])}
+    if curvature == "diagonal":
+        return sums | {"diag": np.concatenate([[variance], by_shift - np.einsum("ij,ij->i", p, p)])}
+    hess = np.empty((len(z) + 1, len(z) + 1))
+    hess[0, 0] = variance
+    hess[0, 1:] = hess[1:, 0] = add(across, axis=1)
+    hess[1:, 1:] = np.diag(by_shift) - p @ p.T
+    return sums | {"hess": hess}
+
+
+def _of_vector(family: str, p: Array, z: Array, y: Array, label: Any, curvature: Curvature) -> dict[str, Array]:
+    """A scale and a shift for each class: Σ (E[d dᵀ] − E[d] E[d]ᵀ), where E[d] is z_k p_k by scales, p_k by shifts.
+
+    The diagonal comes with what couples each class's scale with its shift: 3 K numbers, where the whole has 4 K².
+    """
+    k = len(z)
+    mean = np.concatenate([z * p, p])
+    by_scale, by_shift = add(mean[:k], axis=1), add(p, axis=1)
+    sums = {"grad": np.concatenate([by_scale - np.bincount(y, z[label], k), by_shift - np.bincount(y, None, k)])}
+    if curvature == "none":
+        return sums
+    square = np.einsum("ij,ij->i", mean[:k], z)
+    if curvature == "diagonal":
+        own = np.concatenate([square, by_shift]) - np.einsum("ij,ij->i", mean, mean)
+        return sums | {"diag": own, "cross": by_scale - np.einsum("ij,ij->i", mean[:k], p)}
+    hess, size = -(mean @ mean.T), 2 * k
     flat = hess.ravel()  # a view, in which diagonals have the stride size + 1
-    if family == "vector":
-        flat[:: size + 1] += np.concatenate([square, by_shift])
-        flat[k : k * size : size + 1] += by_scale
-        flat[k * size :: size + 1] += by_scale
-        return hess
-    flat[0] += add(square)
-    if family == "bias":
-        flat[size + 1 :: size + 1] += by_shift
-        hess[0, 1:] += by_scale
-        hess[1:, 0] += by_scale
-    return hess
+    flat[:: size + 1] += np.concatenate([square, by_shift])
+    flat[k : k * size : size + 1] += by_scale
+    flat[k * size :: size + 1] += by_scale
+    return sums | {"hess": hess}
+
+
+def _of_matrix(family: str, p: Array, z: Array, y: Array, label: Any, curvature: Curvature) -> dict[str, Array]:
+    x = np.concatenate([z, np.ones((1, z.shape[1]))])
+    sums: dict[str, Array] = {}
+    if curvature == "full":
+        sums["hess"] = _matrix_hessian(p, x)
+    elif curvature == "diagonal":
+        sums["diag"] = ((p - p * p) @ (x * x).T).ravel()
+    p[label] -= 1
+    return sums | {"grad": (p @ x.T).ravel()}
 
 
 def _matrix_hessian(p: Array, x: Array) -> Array:

@@ -112,8 +112,8 @@ def hist_knots(histogram: Tensor, pseudo: float, n_bins: int = 15) -> Tensor:
     n, total, right = np.array([p for p in parts if p[0] > 0] or [[1.0, 0.5, 0.5]]).T
     before = total / n
     after = isotonic((right + pseudo * before) / (n + pseudo), n + pseudo)
-    edge = 0.5 / (n.sum() + 1)
-    knots = np.clip(np.stack([before, after]), edge, 1 - edge)
+    edge = 0.5 / (n.sum() + 1)  # n samples cannot show an accuracy of 0 or 1; what confidence they had is known exactly
+    knots = np.stack([np.clip(before, 1e-300, 1 - 2.0**-53), np.clip(after, edge, 1 - edge)])
     return torch.from_numpy(np.log(knots) - np.log1p(-knots))
 
 

@@ -14,7 +14,7 @@ and a client's label counts are all it takes, also for a client that never took 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 import torch
 from torch import Tensor
@@ -23,44 +23,54 @@ from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.solve import Sums
 
 STRENGTHS = torch.linspace(0, 1, 11, dtype=torch.float64)
-ROWS = 1 << 12  # samples handled at once
 ALPHAS = torch.logspace(-0.5, 4, 10, dtype=torch.float64)  # pseudo-samples, half a decade apart
 
 
 def log_ratio(counts: Tensor, law: Tensor, alpha: Tensor) -> Tensor:
-    """log P_c − log P, with P_c the mean of Dirichlet(α P + counts)."""
-    return ((counts + alpha * law) / (counts.sum() + alpha)).log() - law.log()
+    """log P_c − log P, with P_c the mean of Dirichlet(α P + counts); counts of one client, or a row for each of several."""
+    return ((counts + alpha * law) / (counts.sum(-1, keepdim=True) + alpha)).log() - law.log()
 
 
-# --- a client's halves ---------------------------------------------------------------------------------------------
+# --- the halves of a client, or of several that answer as one ----------------------------------------------------------
+
+
+def label_counts(labels: Tensor, client: Tensor, n_clients: int, k: int) -> Tensor:
+    """How often each of the clients has each class, (clients, K)."""
+    which = labels if n_clients == 1 else client * k + labels
+    return torch.bincount(which, minlength=n_clients * k).double().view(n_clients, k)
 
 
 def counts_likelihood(counts: Tensor, law: Tensor) -> Tensor:
-    """Log-likelihood of the client's label counts under a Dirichlet-multinomial around P, for every α of the grid."""
-    a = ALPHAS[:, None] * law
-    total, n = a.sum(1), counts.sum()
-    return total.lgamma() - (total + n).lgamma() + ((a + counts).lgamma() - a.lgamma()).sum(1)
+    """Log-likelihood of the clients' label counts under a Dirichlet-multinomial around P, for every α of the grid."""
+    a = (ALPHAS[:, None] * law)[:, None]  # (α, client, class)
+    total, n = a.sum(-1), counts.sum(-1)
+    each = total.lgamma() - (total + n).lgamma() + ((a + counts).lgamma() - a.lgamma()).sum(-1)
+    return each.sum(1)
 
 
-def shift_likelihood(u: Tensor, labels: Tensor, law: Tensor, alpha: Tensor) -> Tensor:
-    """Log-likelihood of the client's labels at every strength, from logits u that were not fitted on these samples.
+def shift_likelihood(
+    chunks: Iterable[tuple[Tensor, Tensor, Tensor]], counts: Tensor, law: Tensor, alpha: Tensor
+) -> Tensor:
+    """Log-likelihood of each client's labels at every strength, (clients, strengths).
 
-    A label must not vouch for itself: it is left out of the counts. Only its own class's weight changes by that.
+    The chunks hold logits that were not fitted on these samples, labels, and which client each sample belongs to. A label
+    must not vouch for itself: it is left out of the counts. Only its own class's weight changes by that.
     """
-    counts = torch.bincount(labels, minlength=len(law)).double()
     ratio = log_ratio(counts, law, alpha)
     less = ((counts - 1).clamp_min(0) + alpha * law).log() - (counts + alpha * law).log()
-    found = torch.zeros_like(STRENGTHS)
-    for part, y in zip(u.split(ROWS), labels.split(ROWS), strict=True):
-        shift = ratio[:, None].expand(-1, len(y)).scatter(0, y[None], (ratio + less)[y][None])  # classes first: faster
-        shifted = torch.addcmul(part.T, STRENGTHS[:, None, None], shift)
-        found += shifted.gather(1, y.expand(len(STRENGTHS), 1, -1)).sum((1, 2)) - shifted.logsumexp(1).sum(1)
+    found = torch.zeros(len(counts), len(STRENGTHS), dtype=torch.float64)
+    for u, y, client in chunks:
+        own = (ratio + less)[client, y][None]
+        shift = ratio[client].T.scatter(0, y[None], own)  # classes first: faster
+        shifted = torch.addcmul(u.T, STRENGTHS[:, None, None], shift)
+        of_label = shifted.gather(1, y.expand(len(STRENGTHS), 1, -1))[:, 0]
+        found.index_add_(0, client, (of_label - shifted.logsumexp(1)).T)
     return found
 
 
 def posterior(likelihood: Tensor, weights: Tensor) -> Tensor:
-    """The client's weights of the strengths, given what is common in the federation."""
-    return (weights.log() + likelihood).softmax(dim=0)
+    """The weights of the strengths at each client, given what is common in the federation."""
+    return (weights.log() + likelihood).softmax(dim=-1)
 
 
 def shift(params: Params, labels: Tensor, likelihood: Tensor) -> Tensor:

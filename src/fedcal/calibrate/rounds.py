@@ -7,18 +7,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcal.calibrate.answers import Site
-from fedcal.calibrate.methods import Method, Update, get_method
+from fedcal.calibrate.methods import DEFAULT, Method, Update, get_method
 from fedcal.calibrate.methods.method import Additive, Averaged, Total, n_bytes
-from fedcal.calibrate.scalers import Params
+from fedcal.calibrate.scalers import Params, by_rows, ordered_softmax
 from fedcal.calibrate.solve import Program
-from fedcal.calibrate.stream import Samples, Stream, check_client, check_pair
-from fedcal.checks import check_labels, check_logits, check_value, check_whole
+from fedcal.calibrate.stream import Samples, Stream, check_pair, label_client, read_client
+from fedcal.checks import (
+    as_logits,
+    check_kind,
+    check_labels,
+    check_value,
+    check_whole,
+    look_like_probs,
+    warn_of_probs,
+)
 from fedcal.errors import FedCalError, unknown
+from fedcal.labels import find_classes
 from fedcal.seeds import torch_rng
+from fedcal.threads import one_thread
+
+MANY = 256  # clients, from which on small ones answer together
+GROUP = 1 << 15  # logits of such a group
 
 
 @dataclass
@@ -31,8 +45,10 @@ class Calibration:
     latest: dict[str, Update] = field(default_factory=dict)  # what the server remembers if it averages latest words
     program: Program | None = None  # an additive method's server, waiting for the answer to its question
     question: Params = field(default_factory=dict)
-    sites: dict[str, Site] = field(default_factory=dict)  # its clients' samples, while it asks
-    part: list[str] | None = None  # the clients that have something to say about a share of the samples, once known
+    sites: dict[tuple[str, ...], Site] = field(default_factory=dict)  # its clients' samples, while it asks
+    part: list[tuple[str, ...]] | None = (
+        None  # the clients that have something to say about a share of the samples, once known
+    )
     rounds: int = 0
     bytes_up: int = 0  # a client's largest message up and down so far, and all of them together
     bytes_down: int = 0
@@ -41,17 +57,46 @@ class Calibration:
     notes: Counter[str] = field(default_factory=Counter)  # summed over updates
     updates: int = 0
     n_classes: int = 0  # K of the logits that it takes; 0: not known
+    name: str = ""  # the method's, in METHODS
+    classes: tuple[Any, ...] = ()  # the label of each column; empty: labels are the columns' numbers
+    probs: bool | None = None  # whether it takes probabilities (True) or logits (False); None: logits, nobody said so
+
+    def __repr__(self) -> str:
+        clients = f", {len(self.own)} clients" if self.own else ""
+        kind = "probabilities" if self.probs else "logits"
+        return (
+            f"<Calibration {self.name or type(self.method).__name__}: {kind} of {self.n_classes} classes{clients}, "
+            f"{self.rounds} rounds, {self.total_up} bytes up and {self.total_down} down per client>"
+        )
 
     @property
     def done(self) -> bool:
         """Whether an additive method's server has all it wants."""
         return isinstance(self.method, Additive) and self.program is None
 
-    def apply(self, logits: Any, client: str | int | None = None) -> Tensor:
-        """Calibrated logits in float64: by the global scaler, or by that client's own if it has one."""
-        logits = check_logits(logits)
+    def apply(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
+        """Calibrated logits in float64: by the global scaler, or by that client's own if it has one.
+
+        Args:
+            logits: (N, K), or (N,) scores of two classes. A tensor gives a tensor, anything else an array.
+            client: whose own scaler to use.
+            probs: whether these are probabilities; if not given, what the scaler was fitted on.
+        """
+        return _as_given(logits, self._scale(logits, client, probs))
+
+    def _scale(self, scores: Any, client: str | int | None, probs: bool | None) -> Tensor:
+        """Calibrated logits as a tensor, whatever was given."""
+        logits, own = self._logits(scores, probs), self.own_of(client)
+        return by_rows(lambda block: self.method.apply_own(self.params, own, block.double()), logits)
+
+    def _logits(self, scores: Any, probs: bool | None) -> Tensor:
+        """The logits that the method takes, of as many classes as it was fitted on."""
+        kind = self.probs if probs is None else check_kind(probs)
+        logits = as_logits(scores, kind)
         self.check_width(logits)
-        return self.method.apply_own(self.params, self.own_of(client), logits.double())
+        if kind is None and look_like_probs(logits):
+            warn_of_probs()
+        return logits
 
     def own_of(self, client: str | int | None) -> Params:
         """That client's own scaler; empty where the global one serves."""
@@ -64,21 +109,31 @@ class Calibration:
         if self.n_classes not in (0, logits.shape[1]):
             raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
 
-    def welcome(self, client: str | int, logits: Any, labels: Any = None) -> None:
+    @one_thread()
+    def welcome(self, client: str | int, logits: Any, labels: Any = None, *, probs: bool | None = None) -> None:
         """Make a client that took no part known, from samples of its own: with labels, or without (fedcal-plus only)."""
-        logits = check_logits(logits).double()
+        scores = self._logits(logits, probs).double()
         if labels is not None:
-            labels = check_labels(labels, logits.shape[0], logits.shape[1])
-        self.own[str(client)] = self.method.personal(self.params, {}, logits, labels)
+            labels = check_labels(labels, len(scores), scores.shape[1], classes=self.classes or None)
+        self.own[str(client)] = self.method.personal(self.params, {}, scores, labels)
 
-    def predict_proba(self, logits: Any, client: str | int | None = None) -> Tensor:
-        """Calibrated probabilities."""
-        return self.apply(logits, client).softmax(dim=1)
+    def predict_proba(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
+        """Calibrated probabilities; takes what `apply` takes."""
+        return _as_given(logits, by_rows(ordered_softmax, self._scale(logits, client, probs)))
 
 
-def begin(method: Method, n_classes: int, seed: int) -> Calibration:
-    """The server's start: the same first net for every method of a run, so that ablations differ in one thing."""
-    state = Calibration(method, {}, n_classes=n_classes)
+def _as_given(values: Any, result: Tensor) -> Tensor | np.ndarray:
+    """A tensor where the user gave one, on its device; else an array."""
+    return result.to(values.device) if isinstance(values, Tensor) else result.numpy()
+
+
+@one_thread()
+def begin(method: Method, n_classes: int, seed: int, name: str = "") -> Calibration:
+    """The server's start: the same first net for every method of a run, so that ablations differ in one thing.
+
+    `name` is the method's in METHODS; a calibration without one cannot be saved.
+    """
+    state = Calibration(method, {}, n_classes=n_classes, name=name)
     if isinstance(method, Averaged):
         state.params = method.init(n_classes, torch_rng(seed, "scaler"))
     elif isinstance(method, Additive):
@@ -87,6 +142,7 @@ def begin(method: Method, n_classes: int, seed: int) -> Calibration:
     return state
 
 
+@one_thread()
 def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: int) -> None:
     """One round: each client's half on its samples, then the server's. Clients without samples sit out."""
     if isinstance(state.method, Additive):
@@ -97,7 +153,7 @@ def calibration_round(state: Calibration, samples: Mapping[str, Samples], seed: 
         logits, labels = samples[name]
         if len(labels):
             rng = torch_rng(seed, "scaler", state.rounds, name)
-            updates[name] = method.client(state.params, state.own.get(name, {}), logits, labels, rng)
+            updates[name] = method.client(state.params, state.own.get(name, {}), logits.double(), labels, rng)
     hear(state, updates)
 
 
@@ -124,34 +180,70 @@ def _additive_round(state: Calibration, method: Additive, samples: Mapping[str, 
     """
     question, whole, up, spoke = state.question, Total(), 0, []
     keep = "share" in question or not isinstance(samples, Stream)
-    for name in state.part if "share" in question and state.part is not None else samples:
-        own, site = state.own.get(name, {}), _site(state, samples, name)
+    for names in state.part if "share" in question and state.part is not None else _groups(samples):
+        own, site = _joined([state.own.get(name, {}) for name in names]), _site(state, samples, names)
         if not own and not site.labels.shape[0]:  # who has kept something had samples: no need to look
             continue
         update = method.respond(question, own, site)
-        state.own[name] = update.own
+        state.own |= _split(names, update.own)
         if update.content or "share" not in question:
             whole.add(update.content)
             up = max(up, n_bytes(update.content))
-            spoke.append(name)
+            spoke.append(names)
             if keep:
-                state.sites[name] = site
+                state.sites[names] = site
     state.rounds += 1
     if "share" in question:
         state.part = spoke
     if spoke:
-        _count(state, len(spoke), up, n_bytes(question))
+        _count(state, sum(len(names) for names in spoke), up, n_bytes(question))
         advance(state, whole.sums())
     if state.done:
         _settle(state, samples)
 
 
-def _site(state: Calibration, samples: Mapping[str, Samples], name: str) -> Site:
-    """The client's samples as they were kept, if they are still the same, or to be read when they are needed."""
-    site = state.sites.get(name)
-    if site and (isinstance(samples, Stream) or site.logits is samples[name][0]):
+def _groups(samples: Mapping[str, Samples]) -> Iterable[tuple[str, ...]]:
+    """The clients that answer as one. In a simulation of many small ones, what a reply costs is mostly the call itself:
+    their samples are put together, up to a block of them. Sums are the same but for rounding."""
+    if isinstance(samples, Stream) or len(samples) < MANY:
+        return ((name,) for name in samples)
+    groups: list[tuple[str, ...]] = []
+    group, size = [], 0
+    for name, (logits, labels) in samples.items():
+        if not len(labels):
+            continue
+        if group and size + logits.numel() > GROUP:
+            groups.append(tuple(group))
+            group, size = [], 0
+        group.append(name)
+        size += logits.numel()
+    return [*groups, tuple(group)] if group else groups
+
+
+def _site(state: Calibration, samples: Mapping[str, Samples], names: tuple[str, ...]) -> Site:
+    """The clients' samples as they were kept, if they are still the same, or to be read when they are needed."""
+    site = state.sites.get(names)
+    first = names[0]
+    if site and (isinstance(samples, Stream) or len(names) > 1 or site.logits is samples[first][0]):
         return site
-    return Site(lambda: samples[name])
+    if len(names) == 1:
+        return Site(lambda: samples[first])
+    logits, labels = (torch.cat(values) for values in zip(*(samples[name] for name in names), strict=True))
+    return Site(lambda: (logits, labels), [len(samples[name][1]) for name in names])
+
+
+def _joined(own: list[Params]) -> Params:
+    """What clients keep, one after the other; nothing where one of them keeps nothing."""
+    if len(own) == 1 or not all(own):
+        return own[0] if len(own) == 1 else {}
+    return {name: torch.cat([one[name] for one in own]) for name in own[0]}
+
+
+def _split(names: tuple[str, ...], own: Params) -> dict[str, Params]:
+    """Each client's row of what several of them keep."""
+    if len(names) == 1:
+        return {names[0]: own}
+    return {name: {key: value[i : i + 1] for key, value in own.items()} for i, name in enumerate(names)}
 
 
 def _count(state: Calibration, updates: int, up: int, down: int) -> None:
@@ -161,6 +253,7 @@ def _count(state: Calibration, updates: int, up: int, down: int) -> None:
     state.total_up, state.total_down = state.total_up + up, state.total_down + down
 
 
+@one_thread()
 def advance(state: Calibration, sums: Params) -> None:
     """The server's half of an additive method: the answers added up, and what the program makes of them."""
     assert state.program is not None
@@ -191,11 +284,13 @@ def _settle(state: Calibration, samples: Mapping[str, Samples]) -> None:
 
 def calibrate(
     clients: Mapping[str, tuple[Any, Any]] | Sequence[tuple[Any, Any]],
-    method: str = "fedcal",
+    method: str = DEFAULT,
     *,
     rounds: int | None = None,
     seed: int = 0,
     stream: bool = False,
+    probs: bool | None = None,
+    classes: Any = None,
     **options: Any,
 ) -> Calibration:
     """Calibrate a frozen model from each client's (logits, labels), as rounds between clients and a server would.
@@ -205,19 +300,34 @@ def calibrate(
     >>> calibrated.predict_proba(new_logits, client=0)     # the first client's own
 
     Args:
-        clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them.
+        clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them. (N,) scores
+            are of two classes: class 1 is the likelier, the higher its score.
         method: see `fedcal methods`.
         rounds: rounds in which all clients take part; the method's own number if not given.
         stream: read `clients`, a mapping, anew in every round, client by client, and keep nothing of them: memory stays flat
             however many there are. A client's own scaler is then made on demand, by `welcome`.
+        probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
+        classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
+            labels of all clients (of a stream: strings, all of which the first client has), sorted, where they are as
+            many as the columns.
         options: the method's options, e.g. `net="raw"` for fedcal.
     """
     chosen = check_method(method, options)
     rounds = chosen.rounds if rounds is None else check_whole(rounds, "rounds", low=0)
     seed = check_whole(seed, "seed", low=0)
-    samples = Stream(clients) if stream else _check_clients(clients)
-    n_classes = next(iter(samples.values()))[0].shape[1]
-    state = begin(chosen, n_classes, seed)
+    kind = check_kind(probs)
+    if stream:
+        samples = Stream(clients, kind, classes)
+        found, n_classes, suspect = samples.classes, samples.width, samples.suspect
+    else:
+        samples, found = _check_clients(clients, kind, classes)
+        n_classes = next(iter(samples.values()))[0].shape[1]
+        filled = [logits for logits, _ in samples.values() if len(logits)]
+        suspect = bool(filled) and all(look_like_probs(logits) for logits in filled)
+    if kind is None and suspect:
+        warn_of_probs()
+    state = begin(chosen, n_classes, seed, method)
+    state.probs, state.classes = kind, name_columns(found)
     for _ in range(rounds):
         if state.done:
             break
@@ -257,11 +367,18 @@ def name_clients(clients: Any) -> dict[str, tuple[Any, Any]]:
     return pairs
 
 
-def _check_clients(clients: Any) -> dict[str, Samples]:
-    """Each client's samples as tensors, by name; all of them with the same number of classes."""
-    samples: dict[str, Samples] = {}
+def name_columns(classes: np.ndarray | None) -> tuple[Any, ...]:
+    """What a calibration remembers of its classes: nothing where they are the columns' numbers."""
+    labels = () if classes is None else tuple(classes.tolist())
+    return () if labels == tuple(range(len(labels))) else labels
+
+
+def _check_clients(clients: Any, probs: bool | None, classes: Any) -> tuple[dict[str, Samples], np.ndarray | None]:
+    """Each client's samples as tensors, by name, all of as many classes; and the label of each column, if it has one."""
+    read: dict[str, tuple[Tensor, np.ndarray]] = {}
     width = 0
     for name, pair in name_clients(clients).items():
-        samples[name] = check_client(name, pair, width)
-        width = samples[name][0].shape[1]
-    return samples
+        read[name] = read_client(name, pair, width, probs)
+        width = read[name][0].shape[1]
+    found = find_classes((labels for _, labels in read.values()), width, classes)
+    return {name: label_client(name, *pair, found) for name, pair in read.items()}, found

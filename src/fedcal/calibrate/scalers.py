@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from fedcal.threads import one_thread
 
 Params = dict[str, Tensor]
 
@@ -21,6 +24,7 @@ T_MIN, T_MAX = (
     0.05,
     20.0,
 )  # no real model needs a temperature beyond these: a fit that ends there had no optimum
+ROWS = 1 << 16  # logits handled at once
 IDENTITY = math.log(math.e - 1)  # softplus of this is 1
 
 
@@ -36,9 +40,10 @@ def linear_temperature(params: Params, logits: Tensor) -> Tensor:
 
 
 def ensemble(params: Params, logits: Tensor) -> Tensor:
-    """log of the mean of the clients' scaled probabilities, (1/C) Σ_c σ(θ / T_c)."""
-    logs = torch.log_softmax(logits / params["temperatures"][:, None, None], dim=2)
-    return keep_order(logs.logsumexp(dim=0) - math.log(len(logs)), logits)
+    """log of the mean of the clients' scaled probabilities, (1/C) Σ_c σ(θ / T_c); a few clients at a time."""
+    temperatures = params["temperatures"]
+    parts = [torch.log_softmax(logits / some[:, None, None], dim=2).logsumexp(dim=0) for some in temperatures.split(16)]
+    return keep_order(torch.stack(parts).logsumexp(dim=0) - math.log(len(temperatures)), logits)
 
 
 def init_mlp(n_classes: int, hidden: int, rng: torch.Generator) -> Params:
@@ -120,3 +125,38 @@ def keep_order(out: Tensor, logits: Tensor) -> Tensor:
         lower = torch.minimum(ranked[:, k], torch.nextafter(above, below))
         columns.append(torch.where(tied[:, k - 1], above, lower))
     return torch.empty_like(out).scatter(1, order, torch.stack(columns, dim=1))
+
+
+def ordered_softmax(u: Tensor) -> Tensor:
+    """Probabilities in the order of u, where rounding alone would tie classes that u tells apart, or swap them."""
+    p = u.softmax(dim=1)
+    if torch.compiler.is_compiling():
+        return p
+    y, order = u.sort(dim=1, descending=False, stable=True)
+    ranked = p.gather(1, order)
+    tied = y[:, 1:] == y[:, :-1]
+    fine = torch.where(tied, ranked[:, 1:] == ranked[:, :-1], ranked[:, 1:] > ranked[:, :-1]).all(dim=1)
+    if bool(fine.all()):
+        return p
+    # From the least probable class upwards, so that none falls below 0; a step is the smallest that there is.
+    rows = (~fine).nonzero()[:, 0]
+    ranked, tied = ranked[rows], tied[rows]
+    above = torch.full_like(ranked[:, 0], math.inf)
+    columns = [ranked[:, 0]]
+    for k in range(1, ranked.shape[1]):
+        higher = torch.maximum(ranked[:, k], torch.nextafter(columns[-1], above))
+        columns.append(torch.where(tied[:, k - 1], columns[-1], higher))
+    p[rows] = torch.empty_like(ranked).scatter(1, order[rows], torch.stack(columns, dim=1))
+    return p
+
+
+@one_thread()
+def by_rows(function: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
+    """A function of single rows, some of them at a time: memory for the result, and little else."""
+    rows = max(1, ROWS // logits.shape[1])
+    if len(logits) <= rows:
+        return function(logits)
+    out = torch.empty(logits.shape, dtype=torch.float64)
+    for start in range(0, len(logits), rows):
+        out[start : start + rows] = function(logits[start : start + rows])
+    return out

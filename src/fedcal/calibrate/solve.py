@@ -11,6 +11,7 @@ solvers advance in `lockstep`, one round of messages for all of them.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcal.errors import FedCalWarning
 from fedcal.store import unnest
 
 Sums = dict[str, Tensor]
@@ -37,12 +39,13 @@ class Prior:
     g: float = 0.0
     m: float = 1.0
 
-    def allows(self, t: Tensor) -> bool:
-        """Whether b > 0, where that is asked."""
-        return not self.g or float(t[0]) > 0
+    def reach(self, t: Tensor, move: Tensor) -> float:
+        """The share of a step that may be taken: a scale stays above 0, and shrinks to a tenth at once at most."""
+        b, change = float(t[0]), float(move[0])
+        return min(1.0, -0.9 * b / change) if self.g and change < 0 else 1.0
 
     def __call__(self, t: Tensor) -> tuple[float, Tensor, Tensor]:
-        """Value, gradient and the Hessian's diagonal, where it `allows` t."""
+        """Value, gradient and the Hessian's diagonal; a scale must be positive."""
         off = t - self.mean
         gradient, curvature = self.precision * off, self.precision
         value = 0.5 * float(gradient @ off)
@@ -51,7 +54,7 @@ class Prior:
             value += self.g * (b - 1 - math.log(b))
             gradient, curvature = gradient.clone(), curvature.clone()
             gradient[0] += self.g * (1 - 1 / b) / self.m
-            curvature[0] += self.g / float(t[0]) ** 2
+            curvature[0] += self.g / float(t[0]) / float(t[0])
         return value, gradient, curvature
 
 
@@ -61,6 +64,9 @@ def flat_prior(n: int) -> Prior:
 
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]  # (Hessian, gradient, where) -> step
+Precondition = Callable[[Sums, Tensor], Callable[[Tensor], Tensor]]  # (reply, the prior's curvature) -> H⁻¹, roughly
+SMALLEST = 1e-6  # share of a step: where even less would be needed, rounding decides
+MEMORY = 30  # steps that L-BFGS remembers
 
 
 def newton_step(hessian: Tensor, gradient: Tensor, _: Tensor) -> Tensor:
@@ -68,60 +74,72 @@ def newton_step(hessian: Tensor, gradient: Tensor, _: Tensor) -> Tensor:
     scale = hessian.diagonal().clamp_min(1e-300).sqrt()
     scaled = hessian / scale / scale[:, None]
     scaled.diagonal().add_(1e-13)
-    return -torch.linalg.solve(scaled, gradient / scale) / scale
+    step, singular = torch.linalg.solve_ex(scaled, gradient / scale)
+    return -(gradient / scale if singular else step) / scale
 
 
 def newton(t: Tensor, prior: Prior, tol: float = 1e-10, step: Step = newton_step, max_rounds: int = 60) -> Solver:
     """Damped Newton, until a step would gain less than `tol` nats of the whole summed loss; that is still taken."""
-    best, best_loss, move, promised, scale = t, math.inf, torch.zeros_like(t), 0.0, 1.0
+    best, best_loss, move, promised, scale, least = t, math.inf, torch.zeros_like(t), 0.0, 1.0, SMALLEST
     for _ in range(max_rounds):
         sums = yield t
         value, gradient, curvature = prior(t)
         loss = float(sums["loss"]) + value
-        if loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
+        if math.isfinite(loss) and loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
             gradient = sums["grad"] + gradient
             hessian = sums["hess"] + torch.diag(curvature)
-            best, best_loss, scale = t, loss, 1.0
+            best, best_loss = t, loss
             move = step(hessian, gradient, t)
-            promised = -float(gradient @ move)
+            promised, scale = -float(gradient @ move), prior.reach(t, move)
+            if not math.isfinite(promised):
+                return t
             if promised - 0.5 * float(move @ hessian @ move) < tol:
-                return t + move if prior.allows(t + move) else t
+                return t + scale * move
+            least = SMALLEST * scale
         else:
             scale *= 0.3
-            if scale < 1e-6:
-                break
-        while not prior.allows(best + scale * move):
-            scale *= 0.5
+        if scale < least:
+            return best
         t = best + scale * move
-    return best
+    return _stopped(best, max_rounds)
 
 
-def lbfgs(
-    t: Tensor, prior: Prior, precondition: Callable[[Tensor], Tensor], tol: float = 1e-4, max_rounds: int = 200
-) -> Solver:
-    """L-BFGS with a fixed preconditioner, for fits with too many parameters to send a Hessian."""
+def lbfgs(t: Tensor, prior: Prior, precondition: Precondition, tol: float = 1e-4, max_rounds: int = 200) -> Solver:
+    """L-BFGS with a preconditioner made of each reply, for fits with too many parameters to send a Hessian."""
     pairs: list[tuple[Tensor, Tensor, float]] = []
     best, best_loss, best_gradient = t, math.inf, torch.zeros_like(t)
-    move, promised, scale = torch.zeros_like(t), 0.0, 1.0
+    move, promised, scale, least = torch.zeros_like(t), 0.0, 1.0, SMALLEST
     for _ in range(max_rounds):
         sums = yield t
-        value, gradient, _ = prior(t)
+        value, gradient, curvature = prior(t)
         loss, gradient = float(sums["loss"]) + value, sums["grad"] + gradient
-        if loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
+        if math.isfinite(loss) and loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
             moved, turned = t - best, gradient - best_gradient
             if math.isfinite(best_loss) and float(moved @ turned) > 0:
-                pairs = [*pairs, (moved, turned, 1 / float(moved @ turned))][-12:]
-            best, best_loss, best_gradient, scale = t, loss, gradient, 1.0
-            move = -_two_loop(gradient, pairs, precondition)
-            promised = -float(gradient @ move)
-            if 0.5 * promised < tol:
+                pairs = [*pairs, (moved, turned, 1 / float(moved @ turned))][-MEMORY:]
+            best, best_loss, best_gradient = t, loss, gradient
+            move = -_two_loop(gradient, pairs, precondition(sums, curvature))
+            promised, scale = -float(gradient @ move), prior.reach(t, move)
+            if not 0.5 * promised >= tol:  # or not a number
                 return t
+            least = SMALLEST * scale
         else:
             scale *= 0.4
-            if scale < 1e-6:
-                break
+        if scale < least:
+            return best
         t = best + scale * move
-    return best
+    return _stopped(best, max_rounds)
+
+
+def _stopped(t: Tensor, max_rounds: int) -> Tensor:
+    """The end of a search that has used up its steps; whoever fits should know."""
+    warnings.warn(
+        f"a fit of {t.numel()} parameters stopped at its limit of {max_rounds} steps, short of its optimum: "
+        "are some of the logits extreme, or wrong?",
+        FedCalWarning,
+        stacklevel=2,
+    )
+    return t
 
 
 def _two_loop(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, float]], precondition: Any) -> Tensor:
@@ -136,11 +154,32 @@ def _two_loop(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, float]], preco
     return q
 
 
-def by_blocks(blocks: Tensor, precision: Tensor) -> Callable[[Tensor], Tensor]:
-    """Preconditioner: the inverse of the per-class Hessian blocks plus the prior's precision."""
+def by_blocks(blocks: Tensor, precision: Tensor) -> Precondition:
+    """The inverse of the matrix family's Hessian blocks, each class with itself, plus the prior's precision; fixed."""
     k = len(blocks)
     inverse = torch.linalg.inv(blocks + torch.diag_embed(precision.view(k, k + 1)))
-    return lambda gradient: torch.einsum("kij,kj->ki", inverse, gradient.view(k, k + 1)).flatten()
+    return lambda sums, curvature: (
+        lambda gradient: torch.einsum("kij,kj->ki", inverse, gradient.view(k, k + 1)).flatten()
+    )
+
+
+def by_class(sums: Sums, curvature: Tensor) -> Callable[[Tensor], Tensor]:
+    """The inverse of what a reply tells of the Hessian: its diagonal, or (vector) each class's scale with its shift."""
+    diagonal = (sums["diag"] + curvature).clamp_min(1e-300)
+    if "cross" not in sums:
+        return lambda gradient: gradient / diagonal
+    a, c = diagonal.chunk(2)
+    b = sums["cross"]
+    b = b * torch.clamp(
+        0.999 * (a * c).sqrt() / b.abs().clamp_min(1e-300), max=1.0
+    )  # rounding must not make it singular
+    det = a * c - b * b
+
+    def solve(gradient: Tensor) -> Tensor:
+        g, h = gradient.chunk(2)
+        return torch.cat([(c * g - b * h) / det, (a * h - b * g) / det])
+
+    return solve
 
 
 def lockstep(question: str, solvers: dict[str, Solver]) -> Generator[Sums, Sums, dict[str, Tensor]]:

@@ -13,9 +13,10 @@ from fedcal.calibrate.answers import ALL
 from fedcal.calibrate.folds import FOLDS
 from fedcal.calibrate.linear import FAMILIES, n_parameters, widen
 from fedcal.calibrate.scalers import Params
-from fedcal.calibrate.solve import Prior, Program, Sums, by_blocks, lbfgs, lockstep, newton, saying, together
+from fedcal.calibrate.solve import Prior, Program, Sums, by_blocks, by_class, lbfgs, lockstep, newton, saying, together
 
 NEWTON_MAX = 300  # parameters up to which a Hessian is worth sending
+BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ numbers, are worth sending once
 # Nats of the whole summed loss that a fit's last step may still gain. Newton squares what is left.
 FITTING = 1e-8
 TOWARDS = 1e-4  # of a fit that another one is shrunk towards
@@ -37,7 +38,7 @@ class Clients:
     k: int
     n: float
     labels: Tensor  # (K,) how many samples of each class
-    mode: float  # of 1/T: 1, or more where the logits are microscopic
+    mode: float  # of 1/T: 1, or more where the logits are microscopic, and less where they are huge
     begin: float  # a first guess of 1/T
     folds_filled: bool
     blocks: Tensor | None = None  # the matrix family's curvature, once asked for
@@ -48,10 +49,14 @@ def start(k: int, folded: bool = False) -> Generator[Sums, Sums, Clients]:
     """The first question: how much there is, and whether every fold has some of it."""
     sums = yield {"start": torch.zeros(0), **({"folds": torch.zeros(0)} if folded else {})}
     n, squares, agreement = (float(sums[name]) for name in ("n", "squares", "agreement"))
-    rms = (squares / max(n * k, 1)) ** 0.5
-    mode = 1 / rms if 0 < rms < 1 else 1.0
-    # If logits were Gaussian, the true label's would lie b times their variance above the others' mean.
-    begin = k * agreement / squares if agreement > 1e-3 * squares else mode
+    rms = (max(squares, 0.0) / max(n * k, 1)) ** 0.5  # noise for privacy may leave it negative
+    mode = begin = 1.0
+    if rms > 1e-150:  # of less, the squares of some have vanished: nothing is known
+        mode = 1 / rms if rms < 1 else min(1.0, 100 / rms)
+        # If logits were Gaussian, the true label's would lie b times their variance above the others' mean. Where labels
+        # and logits do not agree, b is small: from a large one, where every softmax is 0 or 1, no step could tell.
+        guess = k * agreement / squares
+        begin = guess if guess * rms > 1e-2 else 0.1 / rms
     return Clients(k, n, sums["labels"], mode, begin, folded and bool((sums["folds"] > 0).all()))
 
 
@@ -94,23 +99,29 @@ def fit_linear(
     starts: Fits | None = None,
     tol: float = FITTING,
 ) -> Generator[Sums, Sums, Fits]:
-    """One family at one ridge, for each fold in `base` (fold -> fits of the families before)."""
-    if n_parameters(family, clients.k) <= NEWTON_MAX or family != "matrix":
-        solvers = {}
-        for fold, fits in base.items():
-            begin, prior = prior_of(family, ridge, fits, clients)
-            solvers[fold] = newton(starts[fold] if starts else begin, prior, tol)
+    """One family at one ridge, for each fold in `base` (fold -> fits of the families before).
+
+    By Newton where a Hessian is small enough to send; else by L-BFGS, from messages that grow with the number of
+    parameters alone.
+    """
+    begins = {fold: prior_of(family, ridge, fits, clients) for fold, fits in base.items()}
+    at = {fold: starts[fold] if starts else begin for fold, (begin, _) in begins.items()}
+    if n_parameters(family, clients.k) <= NEWTON_MAX:
+        solvers = {fold: newton(at[fold], prior, tol) for fold, (_, prior) in begins.items()}
         return (yield from lockstep(f"newton/{family}", solvers))
+    if family != "matrix" or clients.k > BLOCKS_MAX:
+        tol = max(tol**2, 1e-12)  # of L-BFGS, what is left is left
+        solvers = {fold: lbfgs(at[fold], prior, by_class, tol) for fold, (_, prior) in begins.items()}
+        return (yield from lockstep(f"diagonal/{family}", solvers))
     if clients.blocks is None:  # any fold's map will do to precondition with
         fits = next(iter(base.values()))
-        at = fits.get("vector", widen("bias", fits["bias"], clients.k))
-        clients.blocks = (yield {"curvature/vector": at})["curvature/vector"]
+        vector = fits.get("vector", widen("bias", fits["bias"], clients.k))
+        clients.blocks = (yield {"curvature/vector": vector})["curvature/vector"]
     solvers = {}
-    for fold, fits in base.items():
-        begin, prior = prior_of(family, ridge, fits, clients)
+    for fold, (_, prior) in begins.items():
         share = 1.0 if fold == ALL else 1 - 1 / FOLDS
         precondition = by_blocks(share * clients.blocks, prior.precision)
-        solvers[fold] = lbfgs(starts[fold] if starts else begin, prior, precondition, max(tol, 1e-4))
+        solvers[fold] = lbfgs(at[fold], prior, precondition, max(tol, 1e-4))
     return (yield from lockstep(f"gradient/{family}", solvers))
 
 

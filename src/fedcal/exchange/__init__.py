@@ -10,6 +10,6 @@ methods that average, the new params); replaying these gives the server back. A 
 """
 
 from fedcal.exchange.server import Server, add, ask, merge, replay, start
-from fedcal.exchange.site import answer, finish
+from fedcal.exchange.site import answer, classes_of, finish
 
-__all__ = ["Server", "add", "answer", "ask", "finish", "merge", "replay", "start"]
+__all__ = ["Server", "add", "answer", "ask", "classes_of", "finish", "merge", "replay", "start"]

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fedcal.calibrate.methods.method import n_bytes
+from fedcal.calibrate.methods.method import Update, n_bytes
 from fedcal.calibrate.rounds import plain
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError, unknown
+from fedcal.exchange.plausible import Reply, check_plausible, check_size
 
 SCHEMA = 1  # of federation.json, questions and answers
-MOST = 1e9  # the largest value of a sum, a sample and class: what real logits never reach
 HEADER = 1 << 20  # bytes that a file may be larger than its tensors
 KEYS = ("federation", "round", "question", "n_classes", "site", "n")
 
@@ -30,8 +28,10 @@ class Expected:
     n_classes: int
     sites: list[str]
     n: dict[str, int]  # samples that the sites declared in earlier rounds
+    squares: dict[str, float]  # the sums of squared logits that the sites declared in earlier rounds
     content: Params  # names, shapes and types count
-    may_be_empty: bool  # a question about a share of the samples, of which a site may have none
+    asked: Params  # the question itself
+    private: bool = False  # sums are clipped (differential privacy): they need not be what samples give
 
 
 def check_file(path: Path, expected: Expected) -> None:
@@ -66,9 +66,18 @@ def check_header(path: Path, header: dict[str, Any], expected: Expected) -> str:
     return site
 
 
-def check_content(who: str, content: Params, n: int, expected: Expected) -> None:
-    """Names, types, shapes, and values that sums over n samples can have."""
-    if not content and expected.may_be_empty:
+def check_content(site: str, where: str, content: Params, n: int, expected: Expected) -> None:
+    """Names, types, shapes, and values that sums over n samples can have.
+
+    Args:
+        site: whose answer it is.
+        where: what errors begin with: the file or node that it came from.
+        content: the answer's tensors.
+        n: the samples that the site declares.
+        expected: what an answer of this round must be.
+    """
+    who = f"{where}: {site}"
+    if not content and "share" in expected.asked:  # of which the site may have none
         return
     odd = sorted(set(content) ^ set(expected.content))
     if odd:
@@ -81,23 +90,16 @@ def check_content(who: str, content: Params, n: int, expected: Expected) -> None
                 f"{who}'s answer: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {like.dtype} of "
                 f"{tuple(like.shape)}"
             )
-    check_values(who, content, n, expected.n_classes)
-    if "n" in content:
-        counted = float(content["n"])
-        if not 0 <= counted <= n:  # fewer, where the method asks of some of them only
-            raise FedCalError(f"{who}'s answer counts {counted:g} samples, but declares {n}")
+    reply = Reply(who, content, n, expected.n_classes, expected.asked, expected.squares.get(site))
+    check_size(reply)
+    if not expected.private:
+        check_plausible(reply)
 
 
-def check_values(who: str, content: Params, n: int, n_classes: int) -> None:
-    """Finite, and no larger than sums over n samples can be."""
-    for name, value in content.items():
-        if not bool(torch.isfinite(value).all()):
-            raise FedCalError(f"{who}'s answer: {name!r} is not finite")
-        largest, most = float(value.abs().max()) if value.numel() else 0.0, MOST * n * n_classes
-        if largest > most:
-            raise FedCalError(
-                f"{who}'s answer: {name!r} reaches {largest:.3g}, beyond all that {n} samples can add up to"
-            )
+def declared_squares(before: dict[str, float], updates: dict[str, Update]) -> dict[str, float]:
+    """The squared logits of each site, once it has declared them; the most where it did so of a share as well."""
+    found = {name: float(u.content["squares"]) for name, u in updates.items() if "squares" in u.content}
+    return before | {name: max(squares, before.get(name, 0.0)) for name, squares in found.items()}
 
 
 def digest(params: Params) -> str:

@@ -11,14 +11,25 @@ import torch
 
 from fedcal.calibrate.methods import METHODS, Method, Update
 from fedcal.calibrate.methods.method import Averaged, total
-from fedcal.calibrate.rounds import Calibration, advance, begin, check_method, plain
+from fedcal.calibrate.rounds import Calibration, advance, begin, check_method, name_columns, plain
 from fedcal.calibrate.scaler_file import load_scaler, method_of, save_scaler
 from fedcal.calibrate.scalers import Params
 from fedcal.checks import check_whole
 from fedcal.errors import FedCalError, unknown
-from fedcal.exchange.checks import SCHEMA, Expected, check_content, check_file, check_header, check_name, digest
+from fedcal.exchange.checks import (
+    SCHEMA,
+    Expected,
+    check_content,
+    check_file,
+    check_header,
+    check_name,
+    declared_squares,
+    digest,
+)
+from fedcal.labels import check_classes
 from fedcal.seeds import torch_rng
 from fedcal.store import read_json, read_tensors, write_json, write_tensors
+from fedcal.threads import one_thread
 
 
 @dataclass
@@ -30,6 +41,7 @@ class Server:
     state: Calibration
     sites: list[str]  # those that still take part, sorted
     n: dict[str, int]  # how many samples each said that it has
+    squares: dict[str, float]  # and what their squared logits add up to
     asked: list[Params]  # the questions of earlier rounds
 
     @property
@@ -55,9 +67,11 @@ class Server:
         return self.folder / ("scaler.safetensors" if self.done else f"question-{self.round:04d}.safetensors")
 
 
-def start(folder: Path, method: str, options: dict[str, Any], n_classes: int, sites: list[str], seed: int) -> Server:
-    """A new federation, with its first question."""
+def start(folder: Path, method: str, options: dict[str, Any], classes: Any, sites: list[str], seed: int) -> Server:
+    """A new federation, with its first question. `classes` is their number, or a list of the columns' labels."""
     chosen = check_method(method, options)
+    n_classes = check_whole(len(classes) if isinstance(classes, list) else classes, "classes", low=2)
+    labels = name_columns(check_classes(classes, n_classes)) if isinstance(classes, list) else ()
     if chosen.needs_pooled_data:
         raise FedCalError(f"{method} sends every logit and label to the server: use `fedcal calibrate` where they are")
     if not chosen.rounds:
@@ -73,7 +87,8 @@ def start(folder: Path, method: str, options: dict[str, Any], n_classes: int, si
         "federation": uuid.uuid4().hex,
         "method": method,
         "options": asdict(chosen),
-        "n_classes": check_whole(n_classes, "classes", low=2),
+        "n_classes": n_classes,
+        "classes": list(labels),
         "seed": check_whole(seed, "seed", low=0),
         "sites": sorted(sites),
     }
@@ -95,10 +110,11 @@ def replay(folder: Path) -> Server:
         sums, header = read_tensors(path)
         if [header.get(key) for key in ("federation", "round")] != [about["federation"], server.round]:
             raise FedCalError(f"{path} belongs to another federation or round: put the right file back")
-        _advance(server, sums, header["sites"], header["n"])
+        _advance(server, sums, header["sites"], header["n"], header.get("squares", {}))
     return server
 
 
+@one_thread()
 def add(folder: Path, answers: list[Path], without: list[str]) -> Server:
     """The round's answers added up: the next question, or the scaler. Nothing is written unless all is well."""
     server = replay(folder)
@@ -114,8 +130,9 @@ def add(folder: Path, answers: list[Path], without: list[str]) -> Server:
         n_classes=server.about["n_classes"],
         sites=[site for site in server.sites if site not in without],
         n=server.n,
+        squares=server.squares,
         content=stand_in(server.state.method, server.about["n_classes"], [*server.asked, server.question]),
-        may_be_empty="share" in server.question,
+        asked=server.question,
     )
     updates: dict[str, Update] = {}
     for path in answers:
@@ -124,7 +141,7 @@ def add(folder: Path, answers: list[Path], without: list[str]) -> Server:
         site = check_header(path, header, expected)
         if site in updates:
             raise FedCalError(f"{path}: a second answer of {site}: give one of each site")
-        check_content(f"{path}: {site}", content, header["n"], expected)
+        check_content(site, str(path), content, header["n"], expected)
         updates[site] = Update(plain(content), header["n"])
     if missing := [site for site in expected.sites if site not in updates]:
         raise FedCalError(
@@ -138,15 +155,17 @@ def _write_round(server: Server, updates: dict[str, Update]) -> Server:
     if not any(update.content for update in words):
         raise FedCalError(f"round {number}: every answer is empty: the sites have too few samples")
     summed, n = server.summed(number), {site: update.n for site, update in updates.items()}
+    squares = declared_squares(server.squares, updates)
     try:
         sums = method.server(server.state.params, words) if isinstance(method, Averaged) else total(words)
-        _advance(server, sums, list(updates), n)
+        _advance(server, sums, list(updates), n, squares)
     except (RuntimeError, ArithmeticError, KeyError, IndexError) as error:
         raise FedCalError(
             f"round {number}: the sums lead nowhere ({str(error).splitlines()[0]}): check the sites"
         ) from None
     ask(server)
     header = {"federation": server.about["federation"], "round": number, "sites": server.sites, "n": n}
+    header |= {"squares": squares}
     write_tensors(summed, sums, header)  # last: the round counts from here on
     return server
 
@@ -155,8 +174,11 @@ def ask(server: Server) -> Path:
     """Write what the sites get next: a question, or the scaler. The same bytes each time."""
     path = server.current()
     if server.done:
-        final = Calibration(server.state.method, server.state.params, n_classes=server.about["n_classes"])
-        save_scaler(path, final, server.about["method"])
+        state = server.state
+        final = Calibration(
+            state.method, state.params, n_classes=state.n_classes, name=state.name, classes=state.classes
+        )
+        save_scaler(path, final)
     else:
         header = {**server.about, "kind": "question", "round": server.round, "sites": server.sites}
         write_tensors(path, server.question, header)
@@ -165,25 +187,27 @@ def ask(server: Server) -> Path:
 
 def merge(scaler: Path, parts: list[Path], out: Path) -> list[str]:
     """One file of the global scaler and those sites' own parts, for sites that wish to be served from one place."""
-    name, whole = load_scaler(scaler)
+    whole = load_scaler(scaler)
     for path in parts:
-        other, part = load_scaler(path)
-        if other != name or digest(part.params) != digest(whole.params):
+        part = load_scaler(path)
+        if part.name != whole.name or digest(part.params) != digest(whole.params):
             raise FedCalError(f"{path}: not a part of {scaler}: its global scaler is another one")
         whole.own |= part.own
-    save_scaler(out, whole, name)
+    save_scaler(out, whole)
     return sorted(whole.own)
 
 
 def _begin(folder: Path, about: dict[str, Any]) -> Server:
     try:
         method = method_of(about["method"], about["options"])
-        return Server(folder, about, begin(method, about["n_classes"], about["seed"]), list(about["sites"]), {}, [])
+        state = begin(method, about["n_classes"], about["seed"], about["method"])
+        state.classes = tuple(about.get("classes", ()))
+        return Server(folder, about, state, list(about["sites"]), {}, {}, [])
     except (KeyError, TypeError) as error:
         raise FedCalError(f"{folder}/federation.json is damaged ({error}): start anew") from None
 
 
-def _advance(server: Server, sums: Params, sites: list[str], n: dict[str, int]) -> None:
+def _advance(server: Server, sums: Params, sites: list[str], n: dict[str, int], squares: dict[str, float]) -> None:
     state = server.state
     if isinstance(state.method, Averaged):
         state.params = plain(sums)
@@ -191,7 +215,7 @@ def _advance(server: Server, sums: Params, sites: list[str], n: dict[str, int]) 
         server.asked.append(state.question)
         advance(state, sums)
     state.rounds += 1
-    server.sites, server.n = sites, n
+    server.sites, server.n, server.squares = sites, n, squares
 
 
 def stand_in(method: Method, n_classes: int, questions: list[Params]) -> Params:

@@ -12,11 +12,20 @@ from fedcal.calibrate.rounds import plain
 from fedcal.calibrate.scaler_file import load_scaler, method_of, save_scaler
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError, unknown
-from fedcal.exchange.checks import SCHEMA, check_name, check_values, digest
+from fedcal.exchange.checks import SCHEMA, check_name, digest
+from fedcal.exchange.plausible import Reply, check_size
 from fedcal.seeds import torch_rng
 from fedcal.store import nest, read_tensors, unnest, write_tensors
+from fedcal.threads import one_thread
 
 
+def classes_of(path: Path) -> list[Any] | None:
+    """The label of each column, if the question or the scaler names them."""
+    classes = read_tensors(path)[1].get("classes")
+    return classes if isinstance(classes, list) and classes else None
+
+
+@one_thread()
 def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Path, out: Path | None) -> Path:
     """Answer a question from the site's samples. What the site must remember goes to `state`; that stays here."""
     (sent, header), (logits, labels) = read_tensors(question), samples
@@ -30,16 +39,18 @@ def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Pat
     rng = torch_rng(header["seed"], "scaler", header["round"] - 1, site)
     update = method.client(sent, own, logits, labels, rng)
     said = {key: header[key] for key in ("federation", "round", "n_classes")} | {"site": site, "n": len(labels)}
-    check_values(site, update.content, len(labels), header["n_classes"])  # logits beyond all measure show here first
+    # Logits beyond all measure show here first.
+    check_size(Reply(site, update.content, len(labels), header["n_classes"], sent))
     write_tensors(state, nest("before", own) | nest("after", update.own), {**said, "kind": "state"})
     path = out or question.with_name(f"{site}-{header['round']:04d}.safetensors")
     write_tensors(path, update.content, {**said, "schema": SCHEMA, "kind": "answer", "question": digest(sent)})
     return path
 
 
+@one_thread()
 def finish(scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state: Path, out: Path) -> bool:
     """The site's scaler: the global one and its own part. True if it took part, so that there was a state to go by."""
-    name, final = load_scaler(scaler)
+    final = load_scaler(scaler)
     logits, labels = samples
     final.check_width(logits)
     took_part = state.exists()
@@ -47,7 +58,7 @@ def finish(scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state
     if not isinstance(final.method, Averaged):
         own = final.method.personal(plain(final.params), own, logits, labels)
     final.own = {check_name(site): own}
-    save_scaler(out, final, name)
+    save_scaler(out, final)
     return took_part
 
 

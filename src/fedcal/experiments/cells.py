@@ -241,10 +241,10 @@ def fit_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
     for name in possible(folder, names):
         path = folder / "scalers" / f"{name}.safetensors"
         if path.exists():
-            calibration = load_scaler(path)[1]
+            calibration = load_scaler(path)
         else:
             calibration = _fit(record, name)
-            save_scaler(path, calibration, plain_name(name)[0])
+            save_scaler(path, calibration)
         methods[name] = measure(calibration, record)
     content = {
         **about(record),
@@ -272,7 +272,7 @@ def _fit(record: Recording, name: str) -> Calibration:
     if not isinstance(method(name), FedCal):
         own, options = plain_name(name)
         return calibrate(record.samples(), own, seed=seed, **options)
-    state = begin(method(name), record.n_classes, seed)  # all clients' nets at once
+    state = begin(method(name), record.n_classes, seed, plain_name(name)[0])  # all clients' nets at once
     if method(name).schedule == "interleaved":
         for t in range(1, record.config.rounds + 1):
             calibration_rounds([state], [record.round(t, KEEP)], [seed])

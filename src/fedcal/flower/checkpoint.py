@@ -48,7 +48,7 @@ class Checkpoint:
     def save_round(self, outcome: Params) -> None:
         """After a calibration round."""
         c = self.calibrator
-        about = {**self._about(), "n": c.n, "fitted": c.fitted}
+        about = {**self._about(), "n": c.n, "squares": c.squares, "fitted": c.fitted}
         write_json(self.folder / "log.json", {"rounds": c.rounds, "faults": c.faults})
         write_tensors(self._round(c.restarts, c.fitted), outcome, about)
 
@@ -70,7 +70,7 @@ class Checkpoint:
         c.restarts = max(restarts, default=0)
         while (path := self._round(c.restarts, c.fitted + 1)).exists():
             outcome, about = read_tensors(path)
-            c.n, c.fitted = about["n"], about["fitted"]
+            c.n, c.squares, c.fitted = about["n"], about.get("squares", {}), about["fitted"]
             if isinstance(c.method, Additive):
                 c.take(outcome)
             else:

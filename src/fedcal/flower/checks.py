@@ -9,6 +9,8 @@ import json
 import math
 import statistics
 from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,9 @@ def read_answer(node: int, records: dict[str, Any], expected: Expected) -> tuple
         content = plain(unpack(answer))
     except FedCalError as error:
         raise FedCalError(f"node {node}: {site}: {error}") from None
-    check_content(f"node {node}: {site}", content, header["n"], expected)
+    if local_privacy(node, header):  # it adds noise of its own
+        expected = replace(expected, private=True)
+    check_content(site, f"node {node}", content, header["n"], expected)
     return site, Update(content, header["n"], notes=_notes(node, header))
 
 
@@ -90,25 +94,30 @@ def _told(node: int, said: Any, key: str) -> dict[str, Any]:
     return found
 
 
-def too_far(updates: dict[str, Update], method: Method) -> dict[str, str]:
-    """Updates far larger than the others', by name with the reason. A sum is measured a sample, a scaler as it is."""
+def too_far(updates: dict[str, Update], method: Method, declared: Collection[str] = ()) -> dict[str, str]:
+    """Updates far larger than the others', by name with the reason. A sum is measured a sample, a scaler as it is.
+
+    A sum may be 0 at an honest node, where the model is sure and right: it must be far from the largest of the others'. Nodes
+    that have `declared` their squared logits are left alone: their sums are within what these allow, and these were compared.
+    """
+    scalers = isinstance(method, Averaged)
     sizes = {
-        name: _largest(update.content) / (1 if isinstance(method, Averaged) else update.n)
+        name: _largest(update.content) / (1 if scalers else update.n)
         for name, update in updates.items()
         if update.content
     }
     return {
         name: f"{name}'s update reaches {sizes[name]:.3g}, the others' about {others:.3g}"
-        for name, others in _others(sizes).items()
-        if sizes[name] > FAR * max(1.0, others)
+        for name, others in _others(sizes, statistics.median if scalers else max).items()
+        if name not in declared and sizes[name] > FAR * max(1.0, others)
     }
 
 
-def _others(sizes: dict[str, float]) -> dict[str, float]:
-    """For each one the median of the others; nothing where there are no others."""
+def _others(sizes: dict[str, float], usual: Callable[[list[float]], float] = statistics.median) -> dict[str, float]:
+    """For each one what is usual of the others; nothing where there are no others."""
     if len(sizes) < 2:
         return {}
-    return {name: statistics.median([v for k, v in sizes.items() if k != name]) for name in sizes}
+    return {name: usual([v for k, v in sizes.items() if k != name]) for name in sizes}
 
 
 def _largest(content: Params) -> float:

@@ -24,7 +24,7 @@ from fedcal.calibrate.rounds import plain
 from fedcal.calibrate.scaler_file import method_of
 from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.stream import Samples
-from fedcal.checks import check_labels, check_logits
+from fedcal.checks import as_logits, check_kind, check_labels
 from fedcal.errors import FedCalError
 from fedcal.exchange.checks import digest
 from fedcal.flower.privacy import Privacy
@@ -41,30 +41,48 @@ from fedcal.flower.records import (
     take_out,
     unpack,
 )
+from fedcal.labels import check_classes
 from fedcal.measure.tally import Tally
 from fedcal.seeds import torch_rng
 from fedcal.store import nest, read_tensors, unnest, write_tensors
+from fedcal.threads import one_thread
 
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
 KEPT = "fedcal.kept"  # in the node's state: tensors, and what they are of
 
 
-def calibration_mod(logits: Logits, privacy: Privacy | None = None) -> Mod:
+def calibration_mod(
+    logits: Logits, privacy: Privacy | None = None, *, probs: bool | None = None, classes: Any = None
+) -> Mod:
     """The mod for a ClientApp; it must come first in `mods`, so that no other one meets FedCal's records.
 
-    `privacy` clips and noises what leaves this node, whatever the server says (local differential privacy).
+    `privacy` clips and noises what leaves this node, whatever the server says (local differential privacy). `probs` and
+    `classes` say, as in `fedcal.calibrate`, that `logits` gives probabilities, and which label each column has.
     """
+    samples = as_samples(logits, check_kind(probs), classes)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         records = take_out(message.content) if message.has_content() else {}
         if ABOUT not in records:
             return call_next(message, context)
-        node = Node(message, context, records, logits, privacy)
+        node = Node(message, context, records, samples, privacy)
         if node.about["phase"] in ("meet", "train"):
             return node.train(call_next)
         return Message(RecordDict(node.reply()), reply_to=message)
 
     return mod
+
+
+def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
+    """The same function, with logits for probabilities and columns for labels."""
+
+    def samples(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
+        scores, labels = logits(arrays, context, split)
+        found = as_logits(scores, probs).double()
+        named = None if classes is None else check_classes(classes, found.shape[1])
+        return found, check_labels(labels, len(found), found.shape[1], classes=named)
+
+    return samples
 
 
 def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]) -> Logits:
@@ -151,6 +169,7 @@ class Node:
 
     # --- parts of the above --------------------------------------------------------------------------------------------
 
+    @one_thread()
     def _answer(self, samples: Samples, own: Params) -> dict[str, Any]:
         """The method's client half; a node without samples says so and sends nothing."""
         logits, labels = samples
@@ -167,6 +186,7 @@ class Node:
         said = self._said(len(labels)) | {"notes": update.notes}
         return {SAID: config_of(said), ANSWER: pack(content)}
 
+    @one_thread()
     def _finish(self) -> dict[str, Any]:
         """Sums that measure: the model as it is, the global scaler, the node's own; the last one stays here."""
         method, params, own = self.method, self.sent, self._own()
@@ -206,9 +226,8 @@ class Node:
 
     def _samples(self, arrays: ArrayRecord, split: str) -> Samples:
         logits, labels = self.logits(arrays, self.context, split)
-        checked = check_logits(logits).double()
-        self.kept_of["n_classes"] = checked.shape[1]
-        return checked, check_labels(labels, checked.shape[0], checked.shape[1])
+        self.kept_of["n_classes"] = logits.shape[1]
+        return logits, labels
 
     def _look(self, model: ArrayRecord) -> None:
         """The frozen model's logits, once: later questions come without the model."""

@@ -100,7 +100,7 @@ def secure_fit(
         raise FedCalError("fedcal-plus builds on what its nodes kept, which this protocol's do not: choose fed-bias")
     if not 3 <= len(nodes) <= MOST_NODES:
         raise FedCalError(f"secure aggregation needs 3 to {MOST_NODES} nodes, not {len(nodes)}")
-    state, scales, rounds = begin(chosen, n_classes, 0), dict[str, float](), 0
+    state, scales, rounds = begin(chosen, n_classes, 0, method), dict[str, float](), 0
     worst = 0.0
     while not state.done:
         like = stand_in(chosen, n_classes, [state.question])

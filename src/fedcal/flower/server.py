@@ -24,7 +24,7 @@ from fedcal.calibrate.rounds import advance, begin, check_method, plain
 from fedcal.calibrate.scalers import Params
 from fedcal.checks import check_whole
 from fedcal.errors import FedCalError
-from fedcal.exchange.checks import Expected, digest
+from fedcal.exchange.checks import Expected, declared_squares, digest
 from fedcal.exchange.server import stand_in
 from fedcal.flower.checks import check_said, local_privacy, read_answer, too_far
 from fedcal.flower.grid import ask
@@ -64,6 +64,7 @@ class Calibrator:
     federation: str = field(default_factory=lambda: uuid.uuid4().hex)
     names: dict[int, str] = field(default_factory=dict)  # nodes by what they call themselves
     n: dict[str, int] = field(default_factory=dict)  # samples of each, of the fit that is on
+    squares: dict[str, float] = field(default_factory=dict)  # and what their squared logits add up to
     asked: list[Params] = field(default_factory=list)  # questions of an exact fit so far
     faults: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)  # what a report says of each
@@ -88,7 +89,7 @@ class Calibrator:
             )
         if self.privacy:
             self.privacy.check(self.method)
-        self.state = begin(self.method, self.n_classes, self.seed)
+        self.state = begin(self.method, self.n_classes, self.seed, self.name)
         self._mark, self._seen = "", set[int]()  # the frozen model's fingerprint, and the nodes that have seen it
 
     @property
@@ -141,8 +142,8 @@ class Calibrator:
             try:
                 site = self._name(node, records, found)
                 expected = Expected(
-                    self.federation, self.state.rounds + 1, asked, self.n_classes, [site], self.n, content,
-                    may_be_empty="share" in self.question,
+                    self.federation, self.state.rounds + 1, asked, self.n_classes, [site], self.n, self.squares,
+                    content, self.question, private=self.privacy is not None,
                 )  # fmt: skip
                 update, told = read_answer(node, records, expected)[1], local_privacy(node, records[SAID])
                 found[site] = update
@@ -150,7 +151,7 @@ class Calibrator:
                 self.local |= {site: told} if told else {}
             except FedCalError as error:
                 self.blame(node, str(error))
-        for name, reason in too_far(found, self.method).items():
+        for name, reason in too_far(found, self.method, self.squares).items():
             del found[name]
             (node,) = (node for node in self.heard if self.names[node] == name)
             self.heard.remove(node)
@@ -230,6 +231,8 @@ class Calibrator:
                 self._begin_again()
                 continue
             self.n = {name: update.n for name, update in updates.items() if update.n}
+            if not (self.privacy or self.local):
+                self.squares = declared_squares(self.squares, updates)
             outcome = self.conclude(updates)
             self.fitted += 1
             self.note("calibration", updates, cost, began)
@@ -238,9 +241,9 @@ class Calibrator:
 
     def _begin_again(self) -> None:
         log(INFO, "FedCal: the fit begins anew with the nodes that are left")
-        fresh, old = begin(self.method, self.n_classes, self.seed), self.state
+        fresh, old = begin(self.method, self.n_classes, self.seed, self.name), self.state
         fresh.rounds, fresh.total_up, fresh.total_down = old.rounds + 1, old.total_up, old.total_down
-        self.state, self.asked, self.n = fresh, [], {}
+        self.state, self.asked, self.n, self.squares = fresh, [], {}, {}
         self.fitted, self.restarts = 0, self.restarts + 1
 
     def measure(self, grid: Grid, nodes: list[int], model: ArrayRecord, timeout: float) -> dict[str, dict[str, Tally]]:

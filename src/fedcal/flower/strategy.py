@@ -21,6 +21,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedcal.calibrate.methods import DEFAULT
 from fedcal.calibrate.rounds import Calibration
 from fedcal.calibrate.scaler_file import save_scaler
 from fedcal.errors import FedCalError
@@ -53,7 +54,7 @@ class CalibratedStrategy(Strategy):
     def __init__(
         self,
         inner: Strategy,
-        method: str = "fedcal-plus",
+        method: str = DEFAULT,
         *,
         n_classes: int,
         seed: int = 0,
@@ -82,7 +83,7 @@ class CalibratedStrategy(Strategy):
     def calibration(self) -> Calibration:
         """The scaler: `calibration.predict_proba(logits)`. Nodes' own ones are at the nodes."""
         state = self.calibrator.state
-        return Calibration(state.method, state.params, n_classes=state.n_classes)
+        return Calibration(state.method, state.params, n_classes=state.n_classes, name=state.name)
 
     def summary(self) -> None:
         log(INFO, "\t├── FedCal: %s", self.calibrator.name)
@@ -214,7 +215,7 @@ class CalibratedStrategy(Strategy):
 
     def save(self, folder: str | Path) -> None:
         """scaler.safetensors and federation.json; the checkpoint is no longer needed."""
-        save_scaler(Path(folder) / "scaler.safetensors", self.calibration, self.calibrator.name)
+        save_scaler(Path(folder) / "scaler.safetensors", self.calibration)
         write_json(Path(folder) / "federation.json", _clean(self.report()))
         if self.checkpoint:
             self.checkpoint.clear()

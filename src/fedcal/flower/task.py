@@ -97,7 +97,7 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
         state,
         clients=here,
         skew=skew(here, len(state.classes)),
-        calibrations={"uncal": Calibration(get_method("uncal"), {}, updates=1), name: calibrator.state},
+        calibrations={"uncal": Calibration(get_method("uncal"), {}, updates=1, name="uncal"), name: calibrator.state},
     )
     both = {"uncal": {"local": tallies["uncal"], "own": tallies["uncal"]}}
     results = summarise(state, {**both, name: {"local": tallies["local"], "own": tallies["own"]}})
@@ -110,6 +110,6 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     write_json(folder / "config.json", state.config.to_dict())
     write_bytes(folder / "rounds.jsonl", b"")  # losses stay with the strategy
     write_tensors(folder / "model.safetensors", dict(state.model.state_dict()), about)
-    save_scaler(folder / "scalers" / f"{name}.safetensors", strategy.calibration, name)
+    save_scaler(folder / "scalers" / f"{name}.safetensors", strategy.calibration)
     write_json(folder / "results.json", results)
     report.write(folder)

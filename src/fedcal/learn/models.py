@@ -87,8 +87,11 @@ def _resnet(n: int) -> Callable[[Shape, int], nn.Module]:
     def build(shape: Shape, n_classes: int) -> nn.Module:
         channels, _, _ = _image(shape, f"resnet{6 * n + 2}", least=8)
         widths = [16] * (n + 1) + [32] * n + [64] * n
+        stem = [
+            nn.Conv2d(channels, 16, 3, 1, 1, bias=False),
+            NormReLU(16),
+        ]  # made first: layers draw their weights in turn
         blocks = [Block(a, b, 1 if a == b else 2) for a, b in itertools.pairwise(widths)]
-        stem = [nn.Conv2d(channels, 16, 3, 1, 1, bias=False), NormReLU(16)]
         return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, n_classes))
 
     build.__doc__ = (
@@ -107,20 +110,16 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def build(name: str, shape: Shape, n_classes: int, rng: torch.Generator) -> nn.Module:
-    """The model of this name for inputs of this shape, its weights drawn from `rng` (PyTorch's usual laws)."""
+    """The model of this name for inputs of this shape, each layer initialised as PyTorch does it, with numbers from `rng`.
+
+    The global generator is left as it was.
+    """
     if name not in MODELS:
         raise unknown("model", name, MODELS)
-    with torch.device("meta"):  # no storage, and nothing drawn from the global generator
+    with torch.random.fork_rng(devices=[]):  # modules draw from the global generator: lend them the caller's state
+        torch.set_rng_state(rng.get_state())
         model = MODELS[name](shape, n_classes)
-    model.to_empty(device="cpu")
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5), generator=rng)
-            if module.bias is not None:
-                bound = 1 / math.sqrt(module.weight[0].numel())
-                nn.init.uniform_(module.bias, -bound, bound, generator=rng)
-        elif isinstance(module, nn.BatchNorm2d):
-            module.reset_parameters()  # ones, zeros and counters: draws nothing
+        rng.set_state(torch.get_rng_state())
     return model
 
 

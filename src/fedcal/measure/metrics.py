@@ -1,5 +1,8 @@
 """Metrics of (N, K) probabilities against (N,) labels. Probabilities in, never guessed; float64 sums.
 
+(N,) probabilities are those of class 1. Labels are the columns' numbers, or any labels that `classes` names in the order of
+the columns; strings may do without, where all of them occur and the columns are in their sorted order.
+
 Each is the pooled value of its set. Over a federation, add up `Tally` (or `Reliability`) and read it there.
 """
 
@@ -11,37 +14,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.checks import check_labels, check_matrix, check_probs, check_whole
+from fedcal.checks import as_tensor, check_labels_alone, check_matrix, check_measured, check_probs, check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.reliability import Reliability, blocks, class_sums, equal_width, top_label
 
 
-def _checked(probs: Any, labels: Any) -> tuple[Tensor, Tensor]:
-    probs = check_probs(probs)
-    labels = check_labels(labels, *probs.shape)
-    if not len(labels):
+def _checked(probs: Any, labels: Any, classes: Any) -> tuple[Tensor, Tensor]:
+    checked = check_measured(probs, labels, classes)
+    if not len(checked[1]):
         raise FedCalError("no samples: a metric of an empty set is undefined")
-    return probs, labels
+    return checked
 
 
-def _top_bins(probs: Any, labels: Any, n_bins: int) -> Reliability:
-    return Reliability.of_top(*top_label(*_checked(probs, labels)), equal_width(n_bins))
+def _top_bins(probs: Any, labels: Any, n_bins: int, classes: Any) -> Reliability:
+    return Reliability.of_top(*top_label(*_checked(probs, labels, classes)), equal_width(n_bins))
 
 
-def accuracy(probs: Any, labels: Any) -> float:
+def accuracy(probs: Any, labels: Any, *, classes: Any = None) -> float:
     """Share of samples whose most probable class (the first, on a tie) is the label."""
-    probs, labels = _checked(probs, labels)
+    probs, labels = _checked(probs, labels, classes)
     return float((probs.argmax(1) == labels).double().mean())
 
 
-def top_k(scores: Any, labels: Any, k: int = 3) -> float:
-    """Share of samples whose label is among the k highest scores. Any scores do: only their order counts."""
-    scores = check_matrix(scores, "scores")
-    labels = check_labels(labels, *scores.shape)
+def top_k(scores: Any, labels: Any, k: int = 3, *, classes: Any = None) -> float:
+    """Share of samples whose label is among the k highest scores. Any (N, K) scores do: only their order counts."""
+    scores = check_scores(scores)
+    labels = check_labels_alone(labels, len(scores), scores.shape[1], classes)
     k = check_whole(k, "k")
     if not len(labels):
         raise FedCalError("no samples: a metric of an empty set is undefined")
     return float(rank_of_label(scores, labels).lt(k).double().mean())
+
+
+def check_scores(values: Any) -> Tensor:
+    """(N, K) scores of any kind; of two classes also P(class 1), like elsewhere here."""
+    scores = as_tensor(values, "scores")
+    return (
+        check_probs(scores, "scores")
+        if scores.ndim == 1 or scores.shape[1:] == (1,)
+        else check_matrix(scores, "scores")
+    )
 
 
 def rank_of_label(scores: Tensor, labels: Tensor) -> Tensor:
@@ -51,16 +63,16 @@ def rank_of_label(scores: Tensor, labels: Tensor) -> Tensor:
     return ((scores > own) | ((scores == own) & earlier)).sum(1)
 
 
-def nll(probs: Any, labels: Any) -> float:
+def nll(probs: Any, labels: Any, *, classes: Any = None) -> float:
     """Mean negative log-likelihood; a true class of probability 0 counts with the smallest positive number's log."""
-    probs, labels = _checked(probs, labels)
+    probs, labels = _checked(probs, labels, classes)
     own = probs.double().gather(1, labels[:, None])
     return float(-own.clamp_min(torch.finfo(torch.float64).tiny).log().mean())
 
 
-def brier(probs: Any, labels: Any) -> float:
+def brier(probs: Any, labels: Any, *, classes: Any = None) -> float:
     """Mean squared distance to the one-hot label, summed over classes (0 … 2)."""
-    probs, labels = _checked(probs, labels)
+    probs, labels = _checked(probs, labels, classes)
     return float(squared_error(probs.double(), labels).mean())
 
 
@@ -69,28 +81,28 @@ def squared_error(probs: Tensor, labels: Tensor) -> Tensor:
     return probs.square().sum(1) + 1 - 2 * probs.gather(1, labels[:, None])[:, 0]
 
 
-def ece(probs: Any, labels: Any, n_bins: int = 15) -> float:
+def ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
     """Expected calibration error of the top label: equal-width bins (lo, hi], confidence exactly 1 in the last."""
-    return _top_bins(probs, labels, n_bins).ece()
+    return _top_bins(probs, labels, n_bins, classes).ece()
 
 
-def mce(probs: Any, labels: Any, n_bins: int = 15) -> float:
+def mce(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
     """Largest gap between confidence and accuracy of any bin."""
-    return _top_bins(probs, labels, n_bins).mce()
+    return _top_bins(probs, labels, n_bins, classes).mce()
 
 
-def equal_mass_ece(probs: Any, labels: Any, n_bins: int = 15) -> float:
+def equal_mass_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
     """ECE over bins of (as nearly as possible) equally many samples, in the order of confidence."""
-    confidence, correct = top_label(*_checked(probs, labels))
+    confidence, correct = top_label(*_checked(probs, labels, classes))
     equal_width(n_bins)  # checks n_bins
     order = np.argsort(confidence, kind="stable")
     gap = (confidence - correct)[order]
     return float(sum(abs(part.sum()) for part in np.array_split(gap, n_bins)) / len(gap))
 
 
-def classwise_ece(probs: Any, labels: Any, n_bins: int = 15) -> float:
+def classwise_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
     """Mean over classes of the ECE of "is it class k?", every class's probability binned (Kull et al. 2019)."""
-    return float(np.mean([one.ece() for one in classwise(*_checked(probs, labels), n_bins)]))
+    return float(np.mean([one.ece() for one in classwise(*_checked(probs, labels, classes), n_bins)]))
 
 
 def classwise(probs: Tensor, labels: Tensor, n_bins: int = 15) -> tuple[Reliability, ...]:

@@ -17,7 +17,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from fedcal.checks import check_labels, check_probs, check_whole
+from fedcal.checks import check_measured, check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.interval import ece_interval, mean_deviation
 
@@ -44,11 +44,9 @@ class Reliability:
     # --- making and adding -------------------------------------------------------------------------------------
 
     @classmethod
-    def of(cls, probs: Any, labels: Any, n_bins: int = 15) -> Reliability:
-        """The top-label reliability of (N, K) probabilities and (N,) labels."""
-        probs = check_probs(probs)
-        labels = check_labels(labels, *probs.shape)
-        return cls.of_top(*top_label(probs, labels), edges=equal_width(n_bins))
+    def of(cls, probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> Reliability:
+        """The top-label reliability of (N, K) probabilities, or (N,) of class 1, and (N,) labels (see metrics.py)."""
+        return cls.of_top(*top_label(*check_measured(probs, labels, classes)), edges=equal_width(n_bins))
 
     @classmethod
     def of_top(cls, confidence: np.ndarray, correct: np.ndarray, edges: np.ndarray) -> Reliability:

@@ -40,6 +40,8 @@ METHODS: dict[str, Method] = {
     "fedcal-plus": FedCalPlus(),
 }
 
+DEFAULT = "fedcal-plus"  # the best of them, wherever no method is named
+
 
 def get_method(name: str, **options: Any) -> Method:
     """The method of this name, with options of its own (its fields) set anew."""
@@ -52,4 +54,4 @@ def get_method(name: str, **options: Any) -> Method:
     return replace(METHODS[name], **options)
 
 
-__all__ = ["METHODS", "Method", "Update", "get_method"]
+__all__ = ["DEFAULT", "METHODS", "Method", "Update", "get_method"]

@@ -6,6 +6,7 @@ Each client keeps a fifth of its samples back; the server stops when their summe
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,7 @@ from torch import Tensor
 
 from fedcal.calibrate import scalers
 from fedcal.calibrate.answers import Site
-from fedcal.calibrate.fit import Adam
-from fedcal.calibrate.folds import folds
+from fedcal.calibrate.fit import BLOCK, Adam
 from fedcal.calibrate.methods.method import Additive, Update
 from fedcal.calibrate.scalers import Params
 from fedcal.calibrate.solve import Program
@@ -49,19 +49,30 @@ class FedOP(Additive):
         return scalers.unflatten(best, net)
 
     def respond(self, question: Params, own: Params, site: Site) -> Update:
-        logits, labels = site.logits, site.labels
-        held = folds(logits, labels) == 0
+        part, held = site.part(), site.part().sizes[0]  # the first fold is kept back
         net = {name: value.clone().requires_grad_() for name, value in question.items()}
+        gradient = {name: torch.zeros_like(value) for name, value in question.items()}
         with torch.enable_grad():  # whatever the caller's mode
-            loss = _summed_nll(net, logits[~held].double(), labels[~held])
-            gradients = torch.autograd.grad(loss, list(net.values()))
+            for logits, labels in _blocks(part.logits[held:], part.y[held:]):
+                parts = torch.autograd.grad(_summed_nll(net, logits, labels), list(net.values()))
+                gradient = {name: gradient[name] + found for name, found in zip(net, parts, strict=True)}
+        stop_loss = torch.zeros((), dtype=torch.float64)
         with torch.no_grad():
-            stop_loss = _summed_nll(question, logits[held].double(), labels[held])
-        counts = {"n": (~held).sum().double(), "stop_n": held.sum().double(), "stop_loss": stop_loss}
-        return Update({**dict(zip(net, gradients, strict=True)), **counts})
+            for logits, labels in _blocks(part.logits[:held], part.y[:held]):
+                stop_loss = stop_loss + _summed_nll(question, logits, labels)
+        counts = {"n": float(len(part.y) - held), "stop_n": float(held)}
+        sums = {name: torch.tensor(count, dtype=torch.float64) for name, count in counts.items()}
+        return Update({**gradient, **sums, "stop_loss": stop_loss})
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return scalers.order_preserving(params, logits, sorted_input=True)
+
+
+def _blocks(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some samples at a time: a net's gradient needs many times their memory."""
+    rows = max(1, BLOCK // logits.shape[1])
+    for z, y in zip(logits.split(rows), labels.split(rows), strict=True):
+        yield z.double(), y
 
 
 def _summed_nll(net: Params, logits: Tensor, labels: Tensor) -> Tensor:

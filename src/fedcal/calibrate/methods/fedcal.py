@@ -24,8 +24,6 @@ from fedcal.calibrate.scalers import Params
 
 @dataclass(frozen=True)
 class FedCal(Averaged):
-    leaves = "the weights of a K-H-H-K net (H = 64)"
-
     summary: str = "average of the clients' order-preserving nets"
     schedule: Literal["interleaved", "post-hoc"] = "post-hoc"
     rounds: int = 30
@@ -36,6 +34,10 @@ class FedCal(Averaged):
     shared_init: bool = True  # the first net is the server's; else every client draws its own
     weights: Literal["equal", "samples"] = "equal"
     training: Training = field(default_factory=Training)
+
+    @property
+    def leaves(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
+        return f"the weights of a K-H-H-K net (H = {self.hidden})"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return scalers.init_mlp(n_classes, self.hidden, rng)

@@ -5,17 +5,18 @@
    temperature, which may move the argmax, takes a gain of two standard errors and no loss of accuracy; a larger family
    takes one more.
 2. A map of the top confidence, fitted on the chosen map's out-of-fold confidences and kept only if it helps there.
-3. The clients' label laws: what a client needs to shift the posterior to its own (prior_shift.py).
+3. The clients' label distributions: what a client needs to shift the posterior to its own (prior_shift.py).
 
 In large federations, 1 and 2 are chosen on a share of the samples (N_CHOOSE of them), and fitted on all.
 
 `accuracy="keep"` leaves the order of the classes as the model gave it. Its confidence in the model's top label is still
-what the best linear map believes of that label (`informed`), or else comes from the temperature alone.
+what the best linear map believes of that label (`informed`), or else comes from the temperature alone. The prior shift
+would move decisions at a client, so that with `keep` it has to be asked for: `prior_shift=True`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from fedcal.calibrate import maps, prior_shift
 from fedcal.calibrate.answers import ALL, Site
+from fedcal.calibrate.fit import BLOCK
 from fedcal.calibrate.folds import FOLDS
 from fedcal.calibrate.linear import FAMILIES, centre
 from fedcal.calibrate.methods.fed_linear import first_stage
@@ -56,6 +58,9 @@ class FedCalPlus(Additive):
     summary: str = "linear map and confidence map by cross-fitting, from sums"
     accuracy: Literal["improve", "keep"] = "improve"
     informed: bool = True  # keep: let the best linear map speak for the confidence, though not for the order
+    prior_shift: bool | None = (
+        None  # at clients, shift to their own label distribution; None: where accuracy may improve
+    )
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes, folded=True)
@@ -77,58 +82,80 @@ class FedCalPlus(Additive):
         kind = "watch-own" if own_top else "watch"
         watch = {f"{kind}/{family}/{fold}": t for fold, t in fits.items()}
         found, histogram = yield from choose_map(watch, few, share)
+        stage = {f"stage/{family}/{fold}": t for fold, t in fits.items()}
         if own_top:
             chosen["order"] = base["temperature"]  # the model's own order, at its own temperature
             chosen["least"] = _least(found, histogram, n_classes)
-            return {**chosen, **found}
-        stage = {f"stage/{family}/{fold}": t for fold, t in fits.items()}
-        stage |= {f"stage-map/{name}": t for name, t in found.items()}
-        local = yield from prior_shift.fit_prior_shift(stage, clients.labels)
+        else:
+            stage |= {f"stage-map/{name}": t for name, t in found.items()}
+        shifted = self.accuracy == "improve" if self.prior_shift is None else self.prior_shift
+        local = (yield from prior_shift.fit_prior_shift(stage, clients.labels)) if shifted else {}
         return {**chosen, **found, **local}
 
     def respond(self, question: Params, own: Params, site: Site) -> Update:
         if "law" in question:
-            counts = torch.bincount(site.labels, minlength=site.logits.shape[1]).double()
-            found = {"law/likelihood": prior_shift.counts_likelihood(counts, question["law"])}
+            found = {"law/likelihood": prior_shift.counts_likelihood(_counts(site), question["law"])}
             return Update(found, own=own)
         if "shift/weights" in question:
             return self._weigh(question, own, site)
         return super().respond(question, own, site)
 
     def _weigh(self, question: Params, own: Params, site: Site) -> Update:
-        """The client's weights of the strengths; how likely each one makes its labels is worked out once, and kept."""
+        """The clients' weights of the strengths; how likely each one makes their labels is worked out once, and kept."""
         if "shift/law" in question:
-            part, family = site.part(), next(name.split("/")[1] for name in question if name.startswith("stage/"))
-            u = part.out_of_fold(family, unnest(f"stage/{family}", question))
-            u = _second_stage(u, unnest("stage-map", question))
-            likelihood = prior_shift.shift_likelihood(u, part.y, question["shift/law"], question["shift/alpha"])
-            own = {"likelihood": likelihood}
-        weights = prior_shift.posterior(own["likelihood"], question["shift/weights"])
-        one = torch.ones((), dtype=torch.float64)
-        return Update({"shift/posterior": weights, "shift/n": one}, own=own)
+            law, alpha = question["shift/law"], question["shift/alpha"]
+            own = {"likelihood": prior_shift.shift_likelihood(_staged(question, site), _counts(site), law, alpha)}
+        weights = prior_shift.posterior(own["likelihood"], question["shift/weights"]).sum(0)
+        n = torch.tensor(float(len(own["likelihood"])), dtype=torch.float64)
+        return Update({"shift/posterior": weights, "shift/n": n}, own=own)
 
     def personal(self, params: Params, own: Params, logits: Tensor, labels: Tensor | None) -> Params:
-        """The shift to the client's own label law: from its labels, or estimated where it has none."""
+        """The shift to the client's own label distribution: from its labels, or estimated where it has none."""
         if "law" not in params:
             return {}
-        u = self.apply(params, logits)
         if labels is None:
-            return {"shift": prior_shift.shift_unlabelled(params, u)}
-        likelihood = own.get("likelihood", prior_shift.shift_likelihood(u, labels, params["law"], params["alpha"]))
-        return {"shift": prior_shift.shift(params, labels, likelihood)}
+            return {"shift": prior_shift.shift_unlabelled(params, self._posterior(params, logits))}
+        if "likelihood" in own:
+            return {"shift": prior_shift.shift(params, labels, own["likelihood"][0])}
+        site = Site(lambda: (logits, labels))
+        chunks = (
+            (self._posterior(params, z), y, torch.zeros_like(y))
+            for z, y in zip(*(v.split(max(1, BLOCK // logits.shape[1])) for v in (logits, labels)), strict=True)
+        )
+        likelihood = prior_shift.shift_likelihood(chunks, _counts(site), params["law"], params["alpha"])
+        return {"shift": prior_shift.shift(params, labels, likelihood[0])}
 
     def apply_own(self, params: Params, own: Params, logits: Tensor) -> Tensor:
-        return self.apply(params, logits) + own.get("shift", 0.0)
+        return self._posterior(params, logits) + own["shift"] if "shift" in own else self.apply(params, logits)
+
+    def _posterior(self, params: Params, logits: Tensor) -> Tensor:
+        """What the scaler believes of all classes, which a client may shift: without the order that `keep` puts back."""
+        u = first_stage({name: t for name, t in params.items() if name in FAMILIES}, logits)
+        return u if "order" in params else _second_stage(u, params)
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
-        u = first_stage({name: t for name, t in params.items() if name in FAMILIES}, logits)
-        if "order" in params:
-            own = params["order"][0] * centre(logits)
-            v = maps.map_log_odds(params, *maps.log_odds(u, own.argmax(1)))
-            lowest = -torch.log(torch.tensor(logits.shape[1] - 1.0, dtype=torch.float64))
-            v = torch.where(v.sigmoid() <= params["least"], lowest, v)
-            return keep_order(maps.lift(own, v), logits)
-        return _second_stage(u, params)
+        u = self._posterior(params, logits)
+        if "order" not in params:
+            return u
+        own = params["order"][0] * centre(logits)
+        v = maps.map_log_odds(params, *maps.log_odds(u, own.argmax(1)))
+        lowest = -torch.log(torch.tensor(logits.shape[1] - 1.0, dtype=torch.float64))
+        v = torch.where(v.sigmoid() <= params["least"], lowest, v)
+        return keep_order(maps.lift(own, v), logits)
+
+
+def _counts(site: Site) -> Tensor:
+    return prior_shift.label_counts(site.labels, site.client, len(site.counts), site.logits.shape[1])
+
+
+def _staged(question: Params, site: Site) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Out-of-fold logits by the maps that the question holds, labels, and whose they are."""
+    part, family = site.part(), next(name.split("/")[1] for name in question if name.startswith("stage/"))
+    params, found, client, first = unnest(f"stage/{family}", question), unnest("stage-map", question), part.client, 0
+    for chunk in part.chunks():
+        after = first + len(chunk.y)
+        yield _second_stage(chunk.out_of_fold(family, params), found), chunk.y, client[first:after]
+        first = after
 
 
 def choose_family(

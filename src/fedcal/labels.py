@@ -1,0 +1,118 @@
+"""Labels of any kind (numbers, strings, booleans) as columns of the logits: the one rule, for arrays, clients and files.
+
+A label is, in this order:
+
+1. one of `classes`, where the user, a fitted calibration or a scaler file says which label each column has;
+2. a column's number, where all labels are in 0 … K−1;
+3. one of the labels found over all clients, sorted, where they are exactly as many as the columns.
+
+Anything else is refused: nobody can tell which column is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedcal.errors import FedCalError
+
+NUMBERS = "biuf"  # NumPy's kinds: booleans, integers, floating point
+
+
+def as_labels(values: Any, what: str = "labels") -> np.ndarray:
+    """(N,) numbers or strings, none of them missing; also given as a single column (N, 1)."""
+    try:
+        labels: Any = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise FedCalError(f"{what} must be an array, not {type(values).__name__}: {reason}") from None
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise FedCalError(f"{what} must have shape (samples,), not {labels.shape}; one-hot labels need argmax first")
+    if labels.dtype.kind == "O":
+        try:
+            np.unique(labels)  # fails where they have no order: numbers among strings, or missing ones
+            labels = np.array(labels.tolist()) if len(labels) else np.zeros(0)
+        except (TypeError, ValueError):
+            raise FedCalError(f"{what} must be all numbers or all strings, none of them missing") from None
+    if labels.dtype.kind == "S":
+        labels = np.array([label.decode(errors="replace") for label in labels.tolist()], dtype=np.str_)
+    elif labels.dtype.kind == "T":  # NumPy's strings of any length
+        labels = np.array(labels.tolist(), dtype=np.str_)
+    if labels.ndim != 1 or labels.dtype.kind not in f"{NUMBERS}U":
+        raise FedCalError(f"{what} must be numbers or strings, not {labels.dtype}")
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise FedCalError(f"{what} must be finite: found NaN or infinity")
+    if labels.dtype.kind == "U" and (labels == "").any():
+        raise FedCalError(f"{what} must not be empty: row {int((labels == '').argmax())} has none")
+    return labels
+
+
+def check_classes(classes: Any, n_classes: int) -> np.ndarray:
+    """The label of each column, as the user gave them."""
+    given = as_labels(classes, "classes") if np.ndim(classes) == 1 else np.zeros(0)
+    if len(given) != n_classes or len(np.unique(given)) != n_classes:
+        raise FedCalError(f"classes must be a list of {n_classes} different labels, as many as there are columns")
+    return given
+
+
+def find_classes(labels: Iterable[np.ndarray], n_classes: int, classes: Any = None) -> np.ndarray | None:
+    """The label of each column; None where labels are the columns' numbers.
+
+    Args:
+        labels: each client's, from `as_labels`.
+        n_classes: the number of columns.
+        classes: what the user says the columns' labels are.
+    """
+    if classes is not None:
+        return check_classes(classes, n_classes)
+    filled = [own for own in labels if len(own)]
+    if all(_are_columns(own, n_classes) for own in filled):
+        return None
+    found = np.unique(np.concatenate([np.unique(own) for own in filled]))
+    if found.dtype.kind == "U":
+        if len(found) != n_classes:
+            raise FedCalError(
+                f"{len(found)} different labels for {n_classes} columns: "
+                f"use 0..{n_classes - 1}, or give `classes`, the label of each column"
+            )
+        if all(label.isdecimal() for label in found) and sorted(found, key=int) != found.tolist():
+            raise FedCalError("labels are numbers written as text, whose order is unclear: give `classes`")
+        return found
+    whole = found.dtype.kind != "f" or bool((found % 1 == 0).all())
+    return found if whole and len(found) == n_classes else None  # None: `check_labels` names the one that is wrong
+
+
+def _are_columns(labels: np.ndarray, n_classes: int) -> bool:
+    if labels.dtype.kind not in NUMBERS:
+        return False
+    whole = labels.dtype.kind != "f" or bool((labels % 1 == 0).all())
+    return whole and labels.min() >= 0 and labels.max() < n_classes
+
+
+def to_columns(labels: np.ndarray, classes: Sequence[Any] | np.ndarray) -> np.ndarray:
+    """The column of each label. The text of a number stands for it, as in files: "3" for 3, 3.0 for "3"."""
+    if not len(labels):
+        return np.zeros(0, dtype=np.int64)
+    known = {label: column for column, label in enumerate(np.asarray(classes).tolist())}
+    written = {text: column for label, column in known.items() for text in _texts(label)}
+    found, inverse = np.unique(labels, return_inverse=True)
+    columns = []
+    for label in found.tolist():
+        column = known.get(label)
+        if column is None:
+            column = next((written[text] for text in _texts(label) if text in written), None)
+        if column is None:
+            raise FedCalError(f"unknown label {label!r}: the classes are {', '.join(map(str, list(known)[:20]))}")
+        columns.append(column)
+    return np.array(columns, dtype=np.int64)[inverse]
+
+
+def _texts(label: Any) -> list[str]:
+    """How a label may be written."""
+    whole = isinstance(label, bool | int | float) and label == int(label)
+    return [str(label), str(int(label))] if whole else [str(label)]

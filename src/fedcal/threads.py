@@ -1,0 +1,59 @@
+"""One thread for calibration, whatever the machine offers.
+
+A scaler is fitted on small tensors. A second thread gains nothing there, and where another program runs, the threads of
+PyTorch and of NumPy's BLAS spend most of their time waiting for each other (10 to 25 times the work of one). How sums are
+split between threads also changes their last bits, and the same seed must give the same bytes on every machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import numpy  # noqa: F401 - its BLAS must be loaded before the controller looks for it
+import torch
+from threadpoolctl import ThreadpoolController
+
+_lock = threading.Lock()
+_here = threading.local()  # `.inside`: whether this thread is in `one_thread` now
+_inside = 0  # how many threads of this process are
+_before = 1  # PyTorch's threads when the first of them came in
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run the body (or, as a decorator, the function) with one thread in PyTorch and in BLAS; then as it was before."""
+    if torch.compiler.is_compiling() or getattr(_here, "inside", False):  # a traced graph runs elsewhere
+        yield
+        return
+    _enter()
+    try:
+        with _controller().limit(limits=1, user_api="blas"):
+            yield
+    finally:
+        _leave()
+
+
+def _enter() -> None:
+    global _inside, _before
+    with _lock:
+        here = torch.get_num_threads()  # asked in any case: PyTorch sets a new thread's number when first asked for it
+        _before = _before if _inside else here
+        _inside += 1
+        _here.inside = True
+        torch.set_num_threads(1)  # counts for the calling thread, so every one of them says it
+
+
+def _leave() -> None:
+    global _inside
+    with _lock:
+        _inside -= 1
+        _here.inside = False
+        torch.set_num_threads(_before)

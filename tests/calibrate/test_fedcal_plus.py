@@ -1,0 +1,48 @@
+"""`accuracy="keep"` keeps every decision, globally and at every client; the prior shift has to be asked for."""
+
+import numpy as np
+import pytest
+
+import fedcal
+
+
+def two_sites(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A well-ordered model, too sure of itself, at two sites that see different classes."""
+    rng, found = np.random.default_rng(seed), {}
+    for name, lean in (("A", [2.0, 0.0, -2.0]), ("B", [-2.0, 0.0, 2.0])):
+        y = rng.choice(3, size=1000, p=np.exp(lean) / np.exp(lean).sum())
+        z = rng.normal(size=(1000, 3)) + 1.2 * np.eye(3)[y]
+        found[name] = 4 * z, y
+    return found
+
+
+def moved(fitted: fedcal.Calibration, clients: dict, client: str | None) -> int:
+    logits = clients[client or "A"][0]
+    return int((np.asarray(fitted.predict_proba(logits, client)).argmax(1) != logits.argmax(1)).sum())
+
+
+@pytest.mark.parametrize("informed", [True, False])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_keep_keeps_every_clients_decisions(informed, seed):
+    clients = two_sites(seed)
+    fitted = fedcal.calibrate(clients, "fedcal-plus", accuracy="keep", informed=informed)
+    assert [moved(fitted, clients, client) for client in (None, "A", "B")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("informed", [True, False])
+def test_a_prior_shift_with_keep_is_asked_for_by_name(informed):
+    """It moves decisions at the clients, for the better, and the global scaler still moves none."""
+    clients = two_sites()
+    fitted = fedcal.calibrate(clients, "fedcal-plus", accuracy="keep", informed=informed, prior_shift=True)
+    assert moved(fitted, clients, None) == 0 < moved(fitted, clients, "A")
+    for client, (logits, labels) in clients.items():
+        before = fedcal.nll(fitted.predict_proba(logits), labels)
+        assert fedcal.nll(fitted.predict_proba(logits, client), labels) < before - 0.05
+
+
+def test_the_prior_shift_can_be_left_out_of_improve():
+    clients = two_sites()
+    fitted = fedcal.calibrate(clients, "fedcal-plus", prior_shift=False)
+    assert "law" not in fitted.params
+    logits = clients["A"][0]
+    assert np.array_equal(fitted.predict_proba(logits, "A"), fitted.predict_proba(logits))
