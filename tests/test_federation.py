@@ -207,7 +207,11 @@ def test_saved_scalers_serve_as_the_run_did(finished):
     calibration.params = {"temperature": tensors["global/temperature"]}
     state.calibrations = {"val-ts": calibration}
     found = fedcal.run.__globals__["summarise"](state, federation.evaluate(state))
-    assert found["methods"]["val-ts"]["global"] == results["methods"]["val-ts"]["global"]
+    known = results["methods"]["val-ts"]["global"]
+    assert found["methods"]["val-ts"]["global"] == known | {"ece_against": {}}  # nothing to compare it with
+    for other, (value, low, high) in known["ece_against"].items():
+        assert value == pytest.approx(known["ece"] - results["methods"][other]["global"]["ece"], abs=1e-12)
+        assert low <= value <= high
 
 
 def test_a_round_averages_the_chosen_clients_by_n_c():

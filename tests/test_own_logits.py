@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import fedcal
-from fedcal import FedCalError
+from fedcal import FedCalError, own_logits
 from fedcal.calibrate.scaler_file import load_scaler
 from fedcal.cli import main
 from fedcal.logit_files import read_site
+from fedcal.measure import reliability
 
 FILES = ["siteA.npz", "siteB.csv", "siteC.parquet"]
 K = 3
@@ -91,6 +92,11 @@ def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str
     assert summary["clients"] == {"siteA": 150, "siteB": 150, "siteC": 150}
     assert summary["estimate"]["global"]["pooled"]["n"] == 90  # a fifth, held out
     assert summary["estimate"]["global"]["pooled"]["nll"] < summary["estimate"]["before"]["pooled"]["nll"]
+    for view in ("global", "own"):
+        value, low, high = summary["estimate"]["ece_change"][view]
+        eces = [summary["estimate"][name]["pooled"]["ece"] for name in (view, "before")]
+        assert value == pytest.approx(eces[0] - eces[1], abs=1e-12) and low <= value <= high
+    assert "global scaler against before: ECE " in text and "95 % interval of the change" in text
 
     scaler = load_scaler("cal/scaler.safetensors")
     assert scaler.name == "fedcal-plus" and list(scaler.own) == ["siteA", "siteB", "siteC"]
@@ -111,6 +117,7 @@ def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str
 
     text = command(capsys, f"evaluate {' '.join(FILES)} --scaler cal/scaler.safetensors --own --report out.html")
     assert "pooled, before" in text and "siteC, after" in text and "worst client: site" in text
+    assert "after against before: ECE " in text and "a clear difference on these samples" in text
     page = Path("out.html").read_text()
     assert page.count("<svg") == 4 and "siteB, after" in page and "<script" not in page
 
@@ -256,3 +263,25 @@ def test_bad_files(case: tuple[Callable[[], Any], str, str], place: Path, capsys
     said = command(capsys, line, code=2).splitlines()
     assert len(said) == 1 and said[0].startswith("fedcal: ") and word in said[0]
     assert snapshot(place) == before
+
+
+def test_measuring_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = {f"site{s}": tuple(map(torch.from_numpy, draw(s))) for s in range(3)}
+    views = {"before": lambda _, logits: logits, "after": lambda name, logits: logits / (2 + (name == "site1"))}
+    whole = own_logits.measure(sites, views)
+    monkeypatch.setattr(reliability, "ENTRIES", 7 * K)  # seven rows
+    small = own_logits.measure(sites, views)
+    for view, tallies in whole.tallies.items():
+        for name, tally in tallies.items():
+            assert small.tallies[view][name].reliability == tally.reliability
+            assert small.tallies[view][name].summary() == pytest.approx(tally.summary(), rel=1e-12)
+    assert small.change("after") == pytest.approx(whole.change("after"), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [((-0.05, -0.07, -0.02), "5.00% lower"), ((0.01, -0.02, 0.03), "1.00% higher"), ((0.02, 0.01, 0.03), "a clear")],
+)
+def test_a_change_in_words(change: tuple[float, float, float], said: str) -> None:
+    text = own_logits.in_words(change)
+    assert said in text and ("not told apart" in text) == (change[1] <= 0 <= change[2])

@@ -167,10 +167,11 @@ def _print_table(results: dict[str, Any], table: Format, quiet: bool) -> None:
 def methods() -> None:
     """List the calibration methods: what each does, and what leaves a client."""
     from fedcal.calibrate.methods import METHODS
+    from fedcal.report.tables import counted
 
     table = Table("method", "what it is", "what leaves a client", "when")
     for name, method in METHODS.items():
-        turns = "rounds until done" if method.additive else f"{method.rounds} rounds"
+        turns = "rounds until done" if method.additive else counted(method.rounds, "round")
         when = "in every training round" if method.schedule == "interleaved" else f"{turns} on the final model"
         table.add_row(name, method.summary, method.leaves, "–" if name == "uncal" else when)
     out.print(table)

@@ -134,8 +134,10 @@ def client_finish(
 
 
 def _say(server: Any) -> None:
+    from fedcal.report.tables import counted
+
     if server.done:
-        print(f"Done after {server.round - 1} rounds: {server.current()}")
+        print(f"Done after {counted(server.round - 1, 'round')}: {server.current()}")
     else:
         print(f"Round {server.round}: {server.current()} is for {', '.join(server.sites)}.")
 

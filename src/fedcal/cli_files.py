@@ -74,7 +74,7 @@ def calibrate(
     options, read = parse_options(option, accuracy), read_sites(files, kind_of(probs), parse_classes(classes))
     sites = read.samples
     kept, held = own_logits.hold_out(sites, seed)
-    judged: dict[str, Any] = {}
+    judged = None
     if any(len(labels) for _, labels in held.values()):
         with fitting(out, "four fifths of the samples", quiet) as on_round:
             judged = own_logits.estimate(own_logits.fit(kept, method, options, seed, on_round), held)
@@ -87,10 +87,13 @@ def calibrate(
     if quiet:
         return
     names = {"before": "before", "global": "global scaler", "own": "each client's own"}
-    _print_table([own_logits.cells(names[view], tallies["pooled"]) for view, tallies in judged.items()])
-    for view, about in (summary["estimate"] or {}).items():
-        if view != "data":
+    if judged:
+        _print_table([own_logits.cells(names[view], tallies["pooled"]) for view, tallies in judged.tallies.items()])
+        for view in judged.tallies:
+            about = summary["estimate"][view]
             out.print(f"worst client, {names[view]}: {escape(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
+            if view != "before":
+                print(f"{names[view]} against before: {own_logits.in_words(judged.change(view))}")
     print(
         "Samples that the scaler was not fitted on: a fifth of each client's; it was then fitted anew on all of them."
         if judged
@@ -148,19 +151,21 @@ def evaluate(
     """
     from fedcal.calibrate.scaler_file import load_scaler
     from fedcal.logit_files import read_sites
-    from fedcal.own_logits import COLUMNS, cells, measure
+    from fedcal.own_logits import COLUMNS, cells, in_words, measure
 
     if own and scaler is None:
         raise FedCalError("--own needs --scaler, whose own parts are meant")
     calibration = load_scaler(scaler) if scaler else None
     known = calibration.classes if calibration else ()
     sites = read_sites(files, kind_of(probs), parse_classes(classes) or known or None).samples
-    before = measure(sites, lambda _, logits: logits)
+    views: dict[str, Any] = {"before": lambda _, logits: logits}
+    if calibration is not None:
+        views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
+    found = measure(sites, views)
+    before, after = found.tallies["before"], found.tallies.get("after")
     shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
     rows = [cells(name, before[name]) for name in shown]
-    after = None
-    if calibration is not None:
-        after = measure(sites, lambda name, logits: calibration.apply(logits, name if own else None, probs=False))
+    if after:
         rows = [
             row
             for name in shown
@@ -174,6 +179,8 @@ def evaluate(
         title = f"{len(sites)} sites" + (f", calibrated by {scaler}" if scaler else "")
         write_sites(report, title, ["site", *COLUMNS[1:]], rows, after or before, before if after else None)
     _print_table(rows)
+    if after:
+        print(f"after against before: {in_words(found.change('after'))}")
     out.print(f"worst client: {escape(worst)}, ECE {ece[worst]:.2%}")
     if report is not None:
         out.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)

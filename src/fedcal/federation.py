@@ -11,6 +11,8 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from fedcal.errors import FedCalError
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, Trained, average, copy_state, predict, train_in_turn
 from fedcal.learn.models import build
+from fedcal.measure.paired import Paired, top_of
 from fedcal.measure.tally import Tally
 from fedcal.seeds import numpy_rng, torch_rng
 
@@ -134,9 +137,14 @@ def finish(state: Federation) -> None:
             calibration_round(calibration, frozen[method.fit_on], state.config.seed)
 
 
-def evaluate(state: Federation) -> dict[str, dict[str, list[Tally]]]:
+def test_logits(state: Federation) -> dict[str, torch.Tensor]:
+    """The final model's logits on each client's test set."""
+    return {c.name: predict(state.model, c.test_x) for c in state.clients}
+
+
+def evaluate(state: Federation, logits: dict[str, torch.Tensor] | None = None) -> dict[str, dict[str, list[Tally]]]:
     """Each method's tallies on the clients' test sets: under the global scaler (`local`) and their own (`own`)."""
-    logits = {c.name: predict(state.model, c.test_x) for c in state.clients}
+    logits = test_logits(state) if logits is None else logits
     tallies: dict[str, dict[str, list[Tally]]] = {}
     for name, calibration in state.calibrations.items():
         tallies[name] = {
@@ -144,6 +152,16 @@ def evaluate(state: Federation) -> dict[str, dict[str, list[Tally]]]:
             "own": [_tally(calibration, logits[c.name], c, c.name, state.config) for c in state.clients],
         }
     return tallies
+
+
+def compare(state: Federation, logits: dict[str, torch.Tensor]) -> Paired:
+    """All methods' global scalers on the clients' test sets, in joint sums that tell how far their ECEs differ."""
+    found = []
+    for client in state.clients:
+        z, labels = logits[client.name], client.test_y.cpu()
+        tops = {name: top_of(calibration.apply(z), labels) for name, calibration in state.calibrations.items()}
+        found.append(Paired.of(tops, state.config.n_bins))
+    return reduce(add, found)
 
 
 def train(state: Federation, rounds: int, after_round: Callable[[Federation, Record], None]) -> None:

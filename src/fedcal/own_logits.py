@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcal.calibrate.rounds import Calibration, begin, calibration_round, check_method
 from fedcal.errors import FedCalError
+from fedcal.measure.paired import Difference, Paired, top_of
+from fedcal.measure.reliability import blocks
 from fedcal.measure.tally import Tally, pooled
 from fedcal.report.tables import number, percent
 from fedcal.seeds import numpy_rng
@@ -57,12 +60,39 @@ def hold_out(sites: Sites, seed: int) -> tuple[dict[str, tuple[Tensor, Tensor]],
     return kept, held
 
 
-def measure(sites: Sites, apply: Callable[[str, Tensor], Tensor]) -> dict[str, Tally]:
-    """The tally of all sites together, then of each one that has samples; `apply` gives calibrated logits."""
-    tallies = {name: Tally.of(apply(name, logits), labels) for name, (logits, labels) in sites.items() if len(labels)}
-    if POOLED in tallies:
-        raise FedCalError(f"a site cannot be named {POOLED!r}: that is what all of them together are called")
-    return {POOLED: pooled(list(tallies.values())), **tallies} if tallies else {}
+@dataclass(frozen=True)
+class Measured:
+    """Views of the same samples (before and after calibration, say): their tallies, and how they compare."""
+
+    tallies: dict[str, dict[str, Tally]]  # by view, then "pooled" or the site
+    paired: Paired  # over all sites
+
+    def change(self, view: str, start: str = "before") -> Difference:
+        """The pooled ECE of a view less that of another one, with the 95 % interval of the difference."""
+        return self.paired.difference(view, start)
+
+
+def measure(sites: Sites, views: Mapping[str, Callable[[str, Tensor], Tensor]]) -> Measured:
+    """All sites together, then each one that has samples. A view gives calibrated logits of (site, logits).
+
+    It does so for a block of samples at a time, so that little memory is needed beside the samples.
+    """
+    tallies: dict[str, dict[str, Tally]] = {view: {} for view in views}
+    paired = Paired.of({view: (np.empty(0), np.empty(0)) for view in views})
+    for name, (logits, labels) in sites.items():
+        if name == POOLED and len(labels):
+            raise FedCalError(f"a site cannot be named {POOLED!r}: that is what all of them together are called")
+        for z, y in blocks(logits, labels) if len(labels) else ():
+            tops = {}
+            for view, apply in views.items():
+                calibrated = apply(name, z).double()
+                tally = Tally.of(calibrated, y)
+                tallies[view][name] = tallies[view][name] + tally if name in tallies[view] else tally
+                if len(views) > 1:
+                    tops[view] = top_of(calibrated, y)
+            paired = paired + Paired.of(tops) if tops else paired
+    whole = {view: {POOLED: pooled(list(found.values())), **found} for view, found in tallies.items() if found}
+    return Measured(whole, paired)
 
 
 def as_json(tallies: Mapping[str, Tally]) -> dict[str, Any]:
@@ -83,17 +113,27 @@ def cells(name: str, tally: Tally) -> list[str]:
     return [name, str(tally.n), ece, interval, floor, classwise, number(s["nll"]), number(s["brier"]), accuracy]
 
 
-def estimate(fitted: Calibration, held: Sites) -> dict[str, dict[str, Tally]]:
+def estimate(fitted: Calibration, held: Sites) -> Measured:
     """Held-out samples before, by the global scaler, and by each client's own."""
-    views = {
-        "before": measure(held, lambda _, logits: logits),
-        "global": measure(held, lambda _, logits: fitted.apply(logits)),
-        "own": measure(held, lambda name, logits: fitted.apply(logits, name)),
-    }
-    return {name: tallies for name, tallies in views.items() if tallies}
+    return measure(
+        held,
+        {
+            "before": lambda _, logits: logits,
+            "global": lambda _, logits: fitted.apply(logits, probs=False),
+            "own": lambda name, logits: fitted.apply(logits, name, probs=False),
+        },
+    )
 
 
-def summary(name: str, final: Calibration, sites: Sites, seed: int, judged: Mapping[str, Mapping[str, Tally]]) -> Any:
+def in_words(change: Difference) -> str:
+    """What a difference of two ECEs on the same samples allows to say."""
+    value, low, high = change
+    size = f"{abs(value):.2%} lower" if value < 0 else f"{value:.2%} higher"
+    verdict = "not told apart" if low <= 0 <= high else "a clear difference"
+    return f"ECE {size} (95 % interval of the change {low:+.2%} to {high:+.2%}): {verdict} on these samples"
+
+
+def summary(name: str, final: Calibration, sites: Sites, seed: int, judged: Measured | None) -> Any:
     """What summary.json holds: the fit's cost, who took part, and the estimate with the data that it is from."""
     n = {site: len(labels) for site, (_, labels) in sites.items()}
     return {
@@ -113,7 +153,8 @@ def summary(name: str, final: Calibration, sites: Sites, seed: int, judged: Mapp
         },
         "estimate": {
             "data": "fitted on four fifths of each client's samples, measured on the other fifth, which it has not seen",
-            **{view: as_json(tallies) for view, tallies in judged.items()},
+            **{view: as_json(tallies) for view, tallies in judged.tallies.items()},
+            "ece_change": {view: list(judged.change(view)) for view in judged.tallies if view != "before"},
         }
         if judged
         else None,

@@ -18,7 +18,7 @@ from rich.progress import (
 
 from fedcal.calibrate.rounds import Calibration
 from fedcal.federation import Federation
-from fedcal.report.tables import size
+from fedcal.report.tables import counted, size
 
 
 class RunProgress:
@@ -48,7 +48,8 @@ class RunProgress:
             skewness = f"β = {config.beta}" if config.partition == "dirichlet" else config.partition
             self.console.print(
                 f"[bold]{config.data}[/bold]: {len(state.clients)} clients ({skewness}, G = {state.skew.G:.2f}), "
-                f"{config.model}, {config.rounds} rounds" + (f", from round {state.round}" if state.round else "")
+                f"{config.model}, {counted(config.rounds, 'round')}"
+                + (f", from round {state.round}" if state.round else "")
             )
 
     def round(self, record: dict[str, Any]) -> None:
@@ -80,4 +81,4 @@ def fitting(console: Console, what: str, quiet: bool) -> Iterator[Callable[[Cali
     with status if live else nullcontext():
         yield on_round
     if not quiet:
-        console.print(f"fitted on {what}: {rounds} rounds")
+        console.print(f"fitted on {what}: {counted(rounds, 'round')}")

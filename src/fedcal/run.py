@@ -28,6 +28,7 @@ from fedcal.checkpoint import load_checkpoint, save_checkpoint
 from fedcal.config import MACHINE, SCHEMA, Config
 from fedcal.errors import FedCalError
 from fedcal.federation import Federation, Record
+from fedcal.measure.paired import Paired
 from fedcal.measure.tally import Tally, over_clients, pooled
 from fedcal.store import append_line, read_json, write_bytes, write_json, write_tensors
 
@@ -81,21 +82,26 @@ def run(
 
     federation.train(state, config.rounds, after_round)
     federation.finish(state)
-    results = summarise(state, federation.evaluate(state))
+    logits = federation.test_logits(state)
+    results = summarise(state, federation.evaluate(state, logits), federation.compare(state, logits))
     if folder:
         _save(folder, state, results)
     return results
 
 
-def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]]) -> Results:
-    """results.json: `methods.NAME.{global,local,own}.METRIC` as fractions; undefined ones are null."""
+def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]], paired: Paired | None = None) -> Results:
+    """results.json: `methods.NAME.{global,local,own}.METRIC` as fractions; undefined ones are null.
+
+    `methods.NAME.global.ece_against.OTHER` is NAME's ECE less OTHER's on the same samples, with its 95 % interval:
+    [difference, low, high]. It is empty where the samples were not looked at together.
+    """
     config, names = state.config, [c.name for c in state.clients]
     methods = {}
     for name, found in tallies.items():
         calibration, whole = state.calibrations[name], pooled(found["local"])
         methods[name] = {
             "summary": calibration.method.summary,
-            "global": {"n": whole.n, **whole.summary(interval=True)},
+            "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(paired, name)},
             "local": over_clients(names, found["local"]),
             "own": over_clients(names, found["own"]),
             "clients": {kind: _by_client(found[kind]) for kind in ("local", "own")},
@@ -132,6 +138,11 @@ def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]]) -> 
             "methods": methods,
         }
     )
+
+
+def _against(paired: Paired | None, name: str) -> dict[str, list[float]]:
+    others = [other for other in paired.views if other != name] if paired else []
+    return {other: list(paired.difference(name, other)) for other in others} if paired else {}
 
 
 def _by_client(tallies: list[Tally]) -> dict[str, list[float]]:

@@ -51,17 +51,6 @@ def test_floor_by_hand():
     assert of_top(np.array([1.0, 1.0]), np.array([1, 1])).floor() == 0
 
 
-def test_interval_covers_the_truth():
-    """True ECE 0.1 by construction; a 95 % interval should hold it about that often."""
-    rng = np.random.default_rng(0)
-    covered = 0
-    for trial in range(200):
-        confidence = rng.uniform(0.5, 0.9, 2000)
-        low, high = of_top(confidence, rng.random(2000) < confidence + 0.1).interval(seed=trial, draws=400)
-        covered += low <= 0.1 <= high
-    assert covered >= 180
-
-
 def test_band_holds_a_calibrated_model():
     outside = filled = 0
     for seed in range(50):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from sklearn.metrics import precision_score, recall_score
 
-from fedcal import FedCalError
-from fedcal.measure import metrics
+from fedcal import FedCalError, Reliability
+from fedcal.measure import metrics, reliability
 from fedcal.measure.tally import Tally, over_clients, pooled
 
 
@@ -116,3 +116,38 @@ def test_a_damaged_message_is_one_line():
             Tally.from_tensors(tensors)
     with pytest.raises(FedCalError, match="classes do not add"):
         Tally.of(*drawn(k=3)) + Tally.of(*drawn(k=4))
+
+
+def test_many_blocks_equal_one(monkeypatch):
+    log_probs, labels = drawn(6, n=1000)
+    whole = Tally.of(log_probs, labels)
+    monkeypatch.setattr(reliability, "ENTRIES", 35)  # seven rows
+    small = Tally.of(log_probs, labels)
+    assert small.reliability == whole.reliability and small.fine == whole.fine  # exact: whole numbers
+    assert (small.classes == whole.classes).all() and (small.hits == whole.hits).all()
+    assert small.summary() == pytest.approx(whole.summary(), rel=1e-13)
+    assert metrics.classwise(log_probs.log_softmax(1).exp(), labels)[2] == whole.classwise[2]
+
+
+def test_classwise_sums_are_those_of_each_column():
+    log_probs, labels = drawn(7, n=400)
+    for k, one in enumerate(Tally.of(log_probs, labels).classwise):
+        probs = log_probs.log_softmax(1).exp()[:, k].numpy()
+        column = Reliability.of_top(probs, (labels == k).numpy(), np.linspace(0, 1, 16))
+        assert one == column
+
+
+def test_calibrated_clients_have_no_debiased_error_on_average():
+    """Clients of 50 samples each: clipped one by one, their mean was several per cent of pure noise."""
+    rng = np.random.default_rng(0)
+    tallies = []
+    for _ in range(1000):
+        probs = torch.from_numpy(rng.dirichlet(np.ones(3), 50))
+        labels = torch.from_numpy((probs.numpy().cumsum(1) > rng.random((50, 1))).argmax(1))
+        tallies.append(Tally.of(probs.log(), labels))
+    found = over_clients([str(i) for i in range(1000)], tallies)["debiased_l2"]
+    squares = np.array([t.reliability.debiased_square() for t in tallies])
+    assert abs(squares.mean()) < 3 * squares.std() / np.sqrt(len(squares))  # noise that averages out
+    assert found == pytest.approx(np.sqrt(max(0.0, squares.mean())))
+    clipped = np.mean([t.reliability.debiased_l2() for t in tallies])
+    assert found < 0.035 and clipped > 0.055

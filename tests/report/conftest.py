@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedcal.measure.paired import Paired
+
 BINS = 15
 METHODS = {  # name: (summary, logits too large by, shift of the classes, what leaves a client, bytes up)
     "uncal": ("no calibration", 2.4, 0.0, "nothing", 0),
@@ -103,10 +105,11 @@ def make_results(data, classes, clients, n_test, beta, spread, seed=0, methods=M
     truth = rng.normal(0, spread, (n_test, k)) + np.log(prior[owner] + 0.02)
     y = (softmax(truth).cumsum(1) > rng.random((n_test, 1))).argmax(1)
     learnt = truth + rng.normal(0, 0.4, (c, k))[owner]  # the model is a little off, differently at each client
-    entries = {}
+    entries, tops = {}, {}
     for name, (summary, sharp, noise, leaves, up) in methods.items():
         z = sharp * (learnt + noise * rng.normal(size=(1, k)))
         p = softmax(z)
+        tops[name] = p.max(1), p.argmax(1) == y
         tuned = np.ones(c) if name == "uncal" else rng.normal(1, 0.1, c) / sharp**0.8
         local, local_each = over_clients(p, y, owner, clients)
         own, own_each = over_clients(softmax(z * tuned[owner, None]), y, owner, clients)
@@ -121,10 +124,16 @@ def make_results(data, classes, clients, n_test, beta, spread, seed=0, methods=M
                 "leaves": leaves,
                 "bytes_up": up,
                 "bytes_down": up,
+                "bytes_up_total": 30 * up,
+                "bytes_down_total": 30 * up,
                 "rounds": 30 if up > 1000 else int(up > 0),
             },
             "notes": {"permuted_share": 0.0, "degenerate_clients": 2} if name == "fedcal" else {},
         }
+    paired = Paired.of(tops)
+    for name, entry in entries.items():
+        against = {other: list(paired.difference(name, other)) for other in entries if other != name}
+        entry["global"]["ece_against"] = against
     share, base = counts / counts.sum(1, keepdims=True), counts.sum(0) / counts.sum()
     kl = (share * np.log(np.where(share > 0, share / np.maximum(base, 1e-12), 1))).sum(1)
     config = {

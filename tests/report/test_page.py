@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fedcal.errors import FedCalError
-from fedcal.report import load, write
+from fedcal.report import load, save_all, write
 from fedcal.report.page import render
 from fedcal.report.results import Run
 
@@ -124,3 +124,9 @@ def test_bad_files_are_named_in_one_line(run_dir, spoil, said):
         load(run_dir)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_figure_files_have_plain_names(run_dir, tmp_path):
+    names = [path.name for path in save_all(run_dir, tmp_path / "figures", "svg")]
+    assert {"training-loss.svg", "training-accuracy.svg", "training-ece.svg"} <= set(names)
+    assert all(re.fullmatch(r"[a-z0-9-]+\.svg", name) for name in names)

@@ -42,10 +42,34 @@ def test_best_leaves_out_the_method_that_sees_pooled_data(digits):
     changed = copy.deepcopy(digits)
     changed["methods"]["val-ts"]["global"]["ece"] = 0.0
     changed["methods"]["ens"]["global"]["ece"] = 0.001
+    for name, method in changed["methods"].items():  # fedcal alone cannot be told apart from it
+        method["global"]["ece_against"]["ens"] = [0.03, -0.01 if name == "fedcal" else 0.01, 0.05]
     assert lowest(changed) == "ens"
-    assert [r.method for r in rows(changed) if r.best] == ["ens"]
-    assert markdown(changed).count("**") == 2
+    assert [r.method for r in rows(changed) if r.best] == ["ens", "fedcal"]
+    assert markdown(changed).count("**") == 4
     assert latex(changed).count(r"\textbf{0.1 [") == 1
+    assert "cannot be told apart" in tables.note(changed)
+
+
+def test_marks_follow_the_intervals_where_no_difference_was_measured(digits):
+    changed = copy.deepcopy(digits)
+    for method in changed["methods"].values():
+        del method["global"]["ece_against"]
+        method["global"].update(ece=0.1, ece_low=0.08, ece_high=0.12)
+    changed["methods"]["ens"]["global"].update(ece=0.02, ece_low=0.01, ece_high=0.03)
+    changed["methods"]["fedcal"]["global"].update(ece=0.04, ece_low=0.02, ece_high=0.06)
+    assert [r.method for r in rows(changed) if r.best] == ["ens", "fedcal"]
+
+
+def test_top3_needs_four_classes(digits, heart):
+    assert "Top-3" in markdown(digits) and "Top-3" in latex(digits)
+    assert not any("Top-3" in text for text in (markdown(heart), latex(heart), shown(terminal(heart))))
+
+
+def test_what_a_client_sends_is_all_rounds(digits):
+    row = next(r for r in rows(digits) if r.method == "fedcal")
+    assert row.cells[column("Sent in all")] == "662 kB"  # 30 rounds of 22056 bytes
+    assert "all rounds" in tables.note(digits)
 
 
 def test_the_note_names_the_reference_only_where_it_was_run(digits, heart):
@@ -58,7 +82,8 @@ def test_undefined_values_are_dashes(heart):
     scores = changed["methods"]["ens"]["global"]
     scores.update(dict.fromkeys(scores, None))
     cells = next(r for r in rows(changed) if r.method == "ens").cells
-    assert cells[column("Top-3 %")] == cells[column("Global ECE %")] == cells[column("NLL")] == "–"
+    titles = [c.title for c in tables.columns(changed)]
+    assert cells[titles.index("Global ECE %")] == cells[titles.index("NLL")] == "–"
     assert " & -- & " in latex(changed)
     assert "ens" in shown(terminal(changed))
 
@@ -77,7 +102,7 @@ def test_latex_is_a_booktabs_table(heart):
         assert rule in lines
     body = [x for x in lines if x.endswith(r"\\")]
     assert len(body) == 1 + len(heart["methods"])
-    assert {x.count("&") for x in body} == {len(COLUMNS)}
+    assert {x.count("&") for x in body} == {len(tables.columns(heart))}
     assert not any("%" in x.replace(r"\%", "") for x in lines)
 
 
@@ -98,4 +123,5 @@ def test_formats():
         "22.1 kB",
         "1.2 MB",
     ]
+    assert [tables.counted(n, "round") for n in (0, 1, 2)] == ["0 rounds", "1 round", "2 rounds"]
     assert [percent(None), percent(0.1234), percent(0.1234, 2)] == ["–", "12.3", "12.34"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcal.checks import as_tensor, check_labels_alone, check_matrix, check_measured, check_probs, check_whole
 from fedcal.errors import FedCalError
-from fedcal.measure.reliability import Reliability, equal_width, top_label
+from fedcal.measure.reliability import Reliability, blocks, class_sums, equal_width, top_label
 
 
 def _checked(probs: Any, labels: Any, classes: Any) -> tuple[Tensor, Tensor]:
@@ -108,5 +108,5 @@ def classwise_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = N
 def classwise(probs: Tensor, labels: Tensor, n_bins: int = 15) -> tuple[Reliability, ...]:
     """Each class's reliability: its probability on every sample, against whether the sample is of that class."""
     edges = equal_width(n_bins)
-    columns = probs.double().T.contiguous().numpy()
-    return tuple(Reliability.of_top(p, (labels == k).numpy(), edges) for k, p in enumerate(columns))
+    sums = sum(class_sums(p.double().numpy(), y.numpy(), edges) for p, y in blocks(probs, labels))
+    return tuple(Reliability(edges, *one) for one in np.asarray(sums))

@@ -8,6 +8,7 @@ twenty perfectly calibrated clients of 50 samples average to an ECE of 11 %; poo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,10 @@ from torch import Tensor
 
 from fedcal.checks import check_measured, check_whole
 from fedcal.errors import FedCalError
-from fedcal.seeds import numpy_rng
+from fedcal.measure.interval import ece_interval, mean_deviation
 
 LIMB = 26  # confidence ≈ (high · 2²⁶ + low) / 2⁵², both limbs integers
+ENTRIES = 1 << 18  # of a block of logits or probabilities
 BLOCK = 1 << 15  # samples binned at once: they stay in cache, and float64 adds up 2²⁶ limbs of 26 bits exactly
 
 
@@ -53,10 +55,8 @@ class Reliability:
         sums = np.zeros((4, n_bins), np.int64)
         for start in range(0, len(confidence), BLOCK):
             part = np.clip(np.asarray(confidence[start : start + BLOCK], np.float64), 0.0, 1.0)
-            bins, scaled = find_bins(part, edges), part * 2.0**LIMB
-            high = np.floor(scaled)
-            low = np.rint((scaled - high) * 2.0**LIMB)
-            for row, weight in enumerate((None, correct[start : start + BLOCK], high, low)):
+            bins = find_bins(part, edges)
+            for row, weight in enumerate((None, correct[start : start + BLOCK], *_limbs(part))):
                 sums[row] += np.bincount(bins, weight, n_bins).astype(np.int64)
         return cls(edges, *sums)
 
@@ -114,14 +114,12 @@ class Reliability:
     def floor(self) -> float:
         """The ECE that a perfectly calibrated model with these confidences would measure, on average.
 
-        A bin's hits are then Binomial(n, conf), whose mean absolute deviation De Moivre gave in closed form:
-        2 ν (1 − p) b(ν; n, p) with ν = ⌊np⌋ + 1.
+        A bin's hits are then Binomial(n, conf), whose mean absolute deviation has a closed form.
         """
         if not self.n:
             return float("nan")
-        n, p = self.count, np.clip(self._filled_confidence(), 0.0, 1.0)
-        v = np.floor(n * p) + 1
-        return float((2 * v * (1 - p) * binom.pmf(v, n, p)).sum() / self.n)
+        p = np.clip(self._filled_confidence(), 0.0, 1.0)
+        return float(mean_deviation(self.count, p).sum() / self.n)
 
     def band(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Between which accuracies a perfectly calibrated model's bins would lie; NaN where empty."""
@@ -129,30 +127,30 @@ class Reliability:
         p = np.clip(self._filled_confidence(), 0.0, 1.0)
         return binom.ppf(tail, self.count, p) / n, binom.ppf(1 - tail, self.count, p) / n
 
-    def interval(self, level: float = 0.95, draws: int = 2000, seed: int = 0) -> tuple[float, float]:
-        """Bootstrap interval of the ECE from the sums alone.
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Between which values the population's ECE (in the same bins) lies, from the sums alone; holds `ece()` always.
 
-        Samples drawn anew are, bin by bin, a multinomial count and a binomial number of hits. The ECE is biased
-        upwards, and more so when resampled: the basic (reversed) interval takes that out.
+        See `measure/interval.py`: it covers for calibrated models too, whose measured ECE is all noise.
         """
+        _tail(level)  # checks it
         if not self.n:
             return float("nan"), float("nan")
-        rng = numpy_rng(seed, "interval")
-        count = rng.multinomial(self.n, self.count / self.n, size=draws)
-        accuracy = self.correct / np.maximum(self.count, 1)
-        ece = np.abs(count * self._filled_confidence() - rng.binomial(count, accuracy)).sum(1) / self.n
-        tail, here = _tail(level), self.ece()
-        low, high = np.quantile(ece, [tail, 1 - tail])
-        return max(0.0, float(2 * here - high)), max(0.0, float(2 * here - low))
+        low, high = ece_interval(self.count, self.correct, self.confidence_sum, self.edges, level)
+        here = self.ece()
+        return min(low, here), max(high, here)
 
     def debiased_l2(self) -> float:
         """Root mean squared gap less the sampling noise (Kumar et al. 2019): 0 where noise explains it all."""
+        return root(self.debiased_square())
+
+    def debiased_square(self) -> float:
+        """Its square, negative as often as noise makes it so: averages of many are to be taken of this."""
         seen = self.count > 1
         n, hits, conf = self.count[seen], self.correct[seen], self.confidence_sum[seen]
         if not n.size:
             return float("nan")
         squared = ((conf - hits) / n) ** 2 - (hits / n) * (1 - hits / n) / (n - 1)
-        return float(np.sqrt(max(0.0, (n * squared).sum() / n.sum())))
+        return float((n * squared).sum() / n.sum())
 
     def merge_to(self, n_bins: int) -> Reliability:
         """Neighbouring bins joined until each holds about 1/n of the samples: equal-mass bins from a fine histogram."""
@@ -189,10 +187,41 @@ class Reliability:
         return self.confidence_sum / np.maximum(self.count, 1)
 
 
+def blocks(rows: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Consecutive samples, few enough that work on them stays in a few MB; one empty block where there are none."""
+    size = max(1, ENTRIES // max(1, rows.shape[1]))
+    for start in range(0, max(1, len(labels)), size):
+        yield rows[start : start + size], labels[start : start + size]
+
+
 def _tail(level: float) -> float:
     if not 0 < level < 1:
         raise FedCalError(f"level must lie between 0 and 1, not {level}: try 0.95")
     return (1 - level) / 2
+
+
+def root(square: float) -> float:
+    """The root of an estimated square, 0 where noise made it negative; NaN stays."""
+    return float(np.sqrt(np.maximum(square, 0.0)))
+
+
+def class_sums(probs: np.ndarray, labels: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Each class's reliability sums, (K, 4, bins): its probability on every sample, against whether it is the label."""
+    n, k = probs.shape
+    n_bins = len(edges) - 1
+    flat = np.clip(probs.ravel(), 0.0, 1.0)
+    cells = (find_bins(flat, edges).reshape(n, k) + n_bins * np.arange(k)).ravel()
+    own = cells[np.arange(n) * k + labels]
+    rows = [np.bincount(cells, weight, k * n_bins).astype(np.int64) for weight in (None, *_limbs(flat))]
+    rows.insert(1, np.bincount(own, None, k * n_bins))
+    return np.stack([row.reshape(k, n_bins) for row in rows], axis=1)
+
+
+def _limbs(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Confidences in fixed point: the upper and the lower 26 bits, as whole numbers in float64."""
+    scaled = confidence * 2.0**LIMB
+    high = np.floor(scaled)
+    return high, np.rint((scaled - high) * 2.0**LIMB)
 
 
 def find_bins(confidence: np.ndarray, edges: np.ndarray) -> np.ndarray:

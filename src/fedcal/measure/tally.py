@@ -6,6 +6,7 @@ the simulator measures, and how a real federation can: no logit and no label lea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from fedcal.checks import check_whole
 from fedcal.errors import FedCalError
-from fedcal.measure.metrics import classwise, rank_of_label, squared_error
-from fedcal.measure.reliability import Reliability, equal_width
+from fedcal.measure.metrics import rank_of_label, squared_error
+from fedcal.measure.reliability import Reliability, blocks, class_sums, equal_width, root
 
 # Fine bins for equal-mass ECE: even in log-odds from 1e-3 to 1 − 1e-9, where confidences of good models crowd.
 FINE = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(np.log(1e-3), np.log(1e9), 1023))), [1.0]])
@@ -39,18 +40,26 @@ class Tally:
     confidence: float
     reliability: Reliability
     fine: Reliability
-    classwise: tuple[Reliability, ...]
+    classes: np.ndarray  # (K, 4, bins) each class's reliability sums
     hits: np.ndarray  # (K,) samples of each class that were predicted right
     predicted: np.ndarray  # (K,) samples predicted to be of each class
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, n_bins: int = 15) -> Tally:
-        """From (N, K) calibrated logits in float64: ranks are read off them, for probabilities underflow."""
+        """From (N, K) calibrated logits: in float64, block by block, for memory's sake.
+
+        Ranks are read off the logits, for probabilities underflow.
+        """
+        return pooled([cls._of_block(z.double(), y, n_bins) for z, y in blocks(logits, labels)])
+
+    @classmethod
+    def _of_block(cls, logits: Tensor, labels: Tensor, n_bins: int) -> Tally:
         if not logits.isfinite().all():
             raise FedCalError("logits are not finite, so the model or a scaler diverged: lower lr or scaler_lr")
         log_probs, rank = logits.log_softmax(dim=1), rank_of_label(logits, labels)
         probs, correct = log_probs.exp(), (rank == 0).numpy()
         confidence = probs.amax(dim=1).numpy() if len(labels) else np.empty(0)
+        edges = equal_width(n_bins)
         return cls(
             n=len(labels),
             correct=int(correct.sum()),
@@ -58,16 +67,21 @@ class Tally:
             nll=float(-log_probs.gather(1, labels[:, None]).sum()),
             brier=float(squared_error(probs, labels).sum()),
             confidence=float(confidence.sum()),
-            reliability=Reliability.of_top(confidence, correct, equal_width(n_bins)),
+            reliability=Reliability.of_top(confidence, correct, edges),
             fine=Reliability.of_top(confidence, correct, FINE),
-            classwise=classwise(probs, labels, n_bins),
+            classes=class_sums(probs.numpy(), labels.numpy(), edges),
             hits=torch.bincount(labels[rank == 0], minlength=logits.shape[1]).numpy(),
             predicted=torch.bincount(logits.argmax(dim=1), minlength=logits.shape[1]).numpy(),
         )
 
+    @property
+    def classwise(self) -> tuple[Reliability, ...]:
+        """Each class's reliability."""
+        return tuple(Reliability(self.reliability.edges, *one) for one in self.classes)
+
     def __add__(self, other: Tally) -> Tally:
-        if len(self.classwise) != len(other.classwise):
-            raise FedCalError(f"tallies of {len(self.classwise)} and {len(other.classwise)} classes do not add")
+        if len(self.classes) != len(other.classes):
+            raise FedCalError(f"tallies of {len(self.classes)} and {len(other.classes)} classes do not add")
         return Tally(
             self.n + other.n,
             self.correct + other.correct,
@@ -77,7 +91,7 @@ class Tally:
             self.confidence + other.confidence,
             self.reliability + other.reliability,
             self.fine + other.fine,
-            tuple(a + b for a, b in zip(self.classwise, other.classwise, strict=True)),
+            self.classes + other.classes,
             self.hits + other.hits,
             self.predicted + other.predicted,
         )
@@ -118,8 +132,9 @@ class Tally:
         number of samples, and so does a precision over fewer predictions.
         """
         least = max(1, check_whole(min_count, "min_count", low=0))
-        n = np.array([one.correct.sum() for one in self.classwise])
-        shown = [one.disclosed(min_count) if min_count else one for one in self.classwise]
+        shown = self.classwise
+        n = np.array([one.correct.sum() for one in shown])
+        shown = [one.disclosed(min_count) if min_count else one for one in shown]
         seen = n >= min_count
         return {
             "n": np.where(seen, n, np.nan),
@@ -139,7 +154,7 @@ class Tally:
             "classes": torch.from_numpy(np.stack([self.hits, self.predicted])),
             "reliability": torch.from_numpy(self.reliability.sums()),
             "fine": torch.from_numpy(self.fine.sums()),
-            "classwise": torch.from_numpy(np.stack([one.sums() for one in self.classwise])),
+            "classwise": torch.from_numpy(self.classes),
         }
 
     @classmethod
@@ -158,9 +173,8 @@ class Tally:
         whole = all((part >= 0).all() for part in (counts, classes, top, fine, each)) and np.isfinite(sums).all()
         if not whole or not all(table[0].sum() == counts[0] for table in (top, fine, *each)):
             raise FedCalError("not a tally: its counts are negative, not finite, or do not add up to its samples")
-        edges = equal_width(bins)
         (n, correct, top3), (nll, brier, confidence) = counts.tolist(), sums.tolist()
-        bins_of = Reliability(edges, *top), Reliability(FINE, *fine), tuple(Reliability(edges, *one) for one in each)
+        bins_of = Reliability(equal_width(bins), *top), Reliability(FINE, *fine), each
         return cls(n, correct, top3, nll, brier, confidence, *bins_of, classes[0], classes[1])
 
 
@@ -175,13 +189,20 @@ def pooled(tallies: list[Tally]) -> Tally:
 
 
 def over_clients(names: list[str], tallies: list[Tally]) -> dict[str, Any]:
-    """Mean of each metric over the clients that have test samples (equal weights), its spread, and the worst client's ECE."""
+    """Mean of each metric over the clients that have test samples (equal weights), its spread, and the worst client's ECE.
+
+    Of the debiased error, the root of the mean square.
+    """
     rows = {name: tally.summary() for name, tally in zip(names, tallies, strict=True) if tally.n}
     if not rows:
         return {"clients": 0}
     columns = {key: np.array([row[key] for row in rows.values()]) for key in next(iter(rows.values()))}
     defined = {key: values[~np.isnan(values)] for key, values in columns.items()}
     means = {key: float(np.mean(values)) if values.size else float("nan") for key, values in defined.items()}
+    squares = [tally.reliability.debiased_square() for tally in tallies if tally.n]
+    known = [square for square in squares if not math.isnan(square)]
+    # A root of each client's square, 0 where it is negative, would keep the noise that the squares cancel.
+    means["debiased_l2"] = root(float(np.mean(known))) if known else float("nan")
     spread = {key: _spread(values) for key, values in defined.items() if values.size}
     worst = max(rows, key=lambda name: rows[name]["ece"])
     return {

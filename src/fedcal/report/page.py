@@ -36,7 +36,7 @@ def render(run: Run) -> str:
             headline=words.headline(run.results),
             tiles=_tiles(run.results),
             settings=_settings(run.results),
-            columns=tables.COLUMNS,
+            columns=tables.columns(run.results),
             rows=tables.rows(run.results),
             note=tables.note(run.results),
             skew=_skew(run.results),
@@ -71,7 +71,7 @@ def draw(run: Run) -> dict[str, tuple[Figure, str]]:
         figure, _ = figures.plot_clients(prepare.prepare_clients(results, group))
         drawn[f"clients-{group}"] = figure, f"ECE at each client by method, {scaler}"
     for series in prepare.prepare_training(run.rounds) if run.rounds else []:
-        drawn[f"training-{series.title}"] = figures.plot_training(series)[0], f"{series.title} by round"
+        drawn[f"training-{series.key}"] = figures.plot_training(series)[0], f"{series.title} by round"
     drawn["ece"] = figures.plot_ece(prepare.prepare_ece(results))[0], "Global ECE by method, with intervals"
     drawn["skew"] = figures.plot_skew(prepare.prepare_skew(results))[0], "Heat map of labels by client"
     return drawn
@@ -82,7 +82,7 @@ def save_all(run_dir: str | Path, folder: str | Path, kind: str = "png") -> list
     if kind not in FIGURE_KINDS:
         raise unknown("figure format", kind, FIGURE_KINDS)
     drawn = draw(load(run_dir))
-    return [figures.save(fig, Path(folder) / f"{key.replace(' ', '-')}.{kind}") for key, (fig, _) in drawn.items()]
+    return [figures.save(fig, Path(folder) / f"{key}.{kind}") for key, (fig, _) in drawn.items()]
 
 
 def _figures(run: Run) -> dict[str, Any]:

@@ -108,6 +108,7 @@ def prepare_skew(results: Results, split: str = "train") -> Skew:
 class Series:
     """One quantity by training round."""
 
+    key: str  # in a file's name
     title: str
     rounds: Floats
     values: Floats
@@ -117,7 +118,7 @@ def prepare_training(rounds: Sequence[dict[str, Any]]) -> list[Series]:
     at = _floats([r["round"] for r in rounds])
     loss, accuracy, ece = (_floats([r[key] for r in rounds]) for key in ("loss", "accuracy", "ece"))
     return [
-        Series("Training loss", at, loss),
-        Series("Accuracy, %", at, 100 * accuracy),
-        Series("ECE, %", at, 100 * ece),
+        Series("loss", "Training loss", at, loss),
+        Series("accuracy", "Accuracy, %", at, 100 * accuracy),
+        Series("ece", "ECE, %", at, 100 * ece),
     ]

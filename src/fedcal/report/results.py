@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedcal.calibrate.methods import METHODS
 from fedcal.config import SCHEMA
@@ -28,6 +28,9 @@ _METHOD_KEYS = {
 _ROUND_KEYS = ("round", "loss", "accuracy", "ece")
 
 
+Verdict = Literal["lower", "higher", "unclear"]
+
+
 @dataclass(frozen=True)
 class Run:
     results: Results
@@ -38,6 +41,29 @@ def load(run_dir: str | Path) -> Run:
     """`results.json` and `rounds.jsonl` of a run folder; a FedCalError names the file that is no good."""
     run_dir = Path(run_dir)
     return Run(_load_results(run_dir / "results.json"), _load_rounds(run_dir / "rounds.jsonl"))
+
+
+def compare(results: Results, name: str, other: str) -> Verdict:
+    """Whether a method's global ECE is lower or higher than another's, as far as the 95 % interval of the difference says.
+
+    The difference is of the same samples. Where it is not known (a Flower run), two separate 95 % intervals must be apart,
+    which tells fewer methods apart.
+    """
+    mine, yours = (results["methods"][method]["global"] for method in (name, other))
+    low, high = _difference(mine, yours, other)
+    if low is None or high is None:
+        return "unclear"
+    return "lower" if high < 0 else "higher" if low > 0 else "unclear"
+
+
+def _difference(mine: dict[str, Any], yours: dict[str, Any], other: str) -> tuple[float | None, float | None]:
+    _, low, high = mine.get("ece_against", {}).get(other, (None, None, None))
+    if low is not None:
+        return low, high
+    my_low, my_high, your_low, your_high = (s.get(end) for s in (mine, yours) for end in ("ece_low", "ece_high"))
+    if my_low is None or my_high is None or your_low is None or your_high is None:
+        return None, None
+    return my_low - your_high, my_high - your_low
 
 
 def _load_results(path: Path) -> Results:

@@ -10,7 +10,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedcal.report.results import POOLED, Results
+from fedcal.report.results import POOLED, Results, compare
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,18 @@ def number(value: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes for people: 8 B, 19.0 kB, 1.2 MB."""
+    """Bytes for people: 8 B, 19.0 kB, 540 kB, 1.2 MB."""
     if count is None:
         return "–"
     for unit, scale in (("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
-            return f"{count / scale:.1f} {unit}"
+            return f"{count / scale:.{1 if count < 100 * scale else 0}f} {unit}"
     return f"{count:.0f} B"
+
+
+def counted(count: int, noun: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def digits(results: Results) -> int:
@@ -62,9 +67,10 @@ def _mean_worst(method: dict[str, Any], group: str, digits: int) -> str:
     return f"{percent(method[group]['ece'], digits)} / {percent(method[group].get('worst_ece'), digits)}"
 
 
+TOP3 = "Top-3 %"
 COLUMNS = (
     Column("Acc. %", lambda m, d: percent(m["global"]["accuracy"], d)),
-    Column("Top-3 %", lambda m, d: percent(m["global"].get("top3"), d)),
+    Column(TOP3, lambda m, d: percent(m["global"].get("top3"), d)),
     Column("Global ECE %", _ece, bold=True),
     Column("Floor %", lambda m, d: percent(m["global"].get("ece_floor"), d)),
     Column("Class ECE %", lambda m, d: percent(m["global"].get("classwise_ece"), d + 1)),
@@ -72,8 +78,14 @@ COLUMNS = (
     Column("Brier", lambda m, d: number(m["global"].get("brier"))),
     Column("Local ECE % mean / worst", lambda m, d: _mean_worst(m, "local", d)),
     Column("Own ECE % mean / worst", lambda m, d: _mean_worst(m, "own", d)),
-    Column("Sent up", lambda m, d: size(m["cost"]["bytes_up"])),
+    Column("Sent in all", lambda m, d: size(m["cost"].get("bytes_up_total"))),
 )
+
+
+def columns(results: Results) -> list[Column]:
+    """Those that say something: of three classes or fewer, every label is among the top three."""
+    few = len(results["data"]["classes"]) <= 3
+    return [column for column in COLUMNS if not (few and column.title == TOP3)]
 
 
 def lowest(results: Results) -> str | None:
@@ -83,20 +95,30 @@ def lowest(results: Results) -> str | None:
     return min(known, key=known.__getitem__) if known else None
 
 
+def best(results: Results) -> set[str]:
+    """The method with the lowest global ECE, and those that the test samples do not tell apart from it."""
+    least = lowest(results)
+    if least is None:
+        return set()
+    known = [name for name, m in results["methods"].items() if name != POOLED and m["global"]["ece"] is not None]
+    return {least} | {name for name in known if compare(results, name, least) == "unclear"}
+
+
 def note(results: Results) -> str:
     """What the marks in the table mean."""
     pooled = f" ({POOLED} looks at pooled calibration data: a reference)" if POOLED in results["methods"] else ""
     return (
-        f"Bold: lowest global ECE among the methods that need no pooled validation set{pooled}. "
-        "Brackets: 95 % interval. Floor: the ECE a perfectly calibrated model would show on as many samples."
+        "Bold: the lowest global ECE, and every one that cannot be told apart from it on the same samples, among the "
+        f"methods that need no pooled validation set{pooled}. Brackets: 95 % interval. Floor: the ECE a perfectly "
+        "calibrated model would show on as many samples. Sent in all: by a client, over all rounds of the calibration."
     )
 
 
 def rows(results: Results) -> list[Row]:
-    """One row per method, in the order of `COLUMNS`."""
-    best, d = lowest(results), digits(results)
+    """One row per method, in the order of `columns`."""
+    marked, shown, d = best(results), columns(results), digits(results)
     return [
-        Row(name, [column.cell(method, d) for column in COLUMNS], name == best)
+        Row(name, [column.cell(method, d) for column in shown], name in marked)
         for name, method in results["methods"].items()
     ]
 
@@ -109,10 +131,11 @@ def terminal(results: Results) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, padding=0, caption=note(results), caption_justify="left")
     table.add_column("Method", no_wrap=True)
-    for column in COLUMNS:
+    shown = columns(results)
+    for column in shown:
         table.add_column(column.title, justify="right", no_wrap=column.bold)
     for row in rows(results):
-        table.add_row(escape(row.method), *_marked(row, "[bold]{}[/bold]", stacked))
+        table.add_row(escape(row.method), *_marked(row, shown, "[bold]{}[/bold]", stacked))
     return table
 
 
@@ -120,8 +143,11 @@ def markdown(results: Results) -> str:
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
-    head = [line(["Method", *(c.title for c in COLUMNS)]), line(["---", *("---:" for _ in COLUMNS)])]
-    body = [line([_escape_markdown(row.method), *_marked(row, "**{}**", _escape_markdown)]) for row in rows(results)]
+    shown = columns(results)
+    head = [line(["Method", *(c.title for c in shown)]), line(["---", *("---:" for _ in shown)])]
+    body = [
+        line([_escape_markdown(row.method), *_marked(row, shown, "**{}**", _escape_markdown)]) for row in rows(results)
+    ]
     return "\n".join([*head, *body, "", note(results), ""])
 
 
@@ -131,14 +157,15 @@ def latex(results: Results) -> str:
     def line(cells: list[str]) -> str:
         return f"{' & '.join(cells)} \\\\"
 
+    shown = columns(results)
     return "\n".join(
         [
-            rf"\begin{{tabular}}{{l{'r' * len(COLUMNS)}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(shown)}}}",
             r"\toprule",
-            line(["Method", *(_escape_latex(c.title) for c in COLUMNS)]),
+            line(["Method", *(_escape_latex(c.title) for c in shown)]),
             r"\midrule",
             *(
-                line([_escape_latex(row.method), *_marked(row, r"\textbf{{{}}}", _escape_latex)])
+                line([_escape_latex(row.method), *_marked(row, shown, r"\textbf{{{}}}", _escape_latex)])
                 for row in rows(results)
             ),
             r"\bottomrule",
@@ -149,11 +176,11 @@ def latex(results: Results) -> str:
     )
 
 
-def _marked(row: Row, bold: str, escape: Callable[[str], str]) -> list[str]:
-    """The escaped cells; in the best row the column that decides is set with the template `bold`."""
+def _marked(row: Row, shown: list[Column], bold: str, escape: Callable[[str], str]) -> list[str]:
+    """The escaped cells; in the best rows the column that decides is set with the template `bold`."""
     return [
         bold.format(escape(text)) if row.best and column.bold else escape(text)
-        for column, text in zip(COLUMNS, row.cells, strict=True)
+        for column, text in zip(shown, row.cells, strict=True)
     ]
 
 

@@ -1,10 +1,10 @@
-"""What the results say, in sentences that claim no more than the intervals allow."""
+"""What the results say, in sentences that claim no more than the differences between methods allow."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fedcal.report.results import BASELINE, POOLED, Results
+from fedcal.report.results import BASELINE, POOLED, Results, compare
 from fedcal.report.tables import digits, lowest, percent
 
 
@@ -18,19 +18,6 @@ def main_method(results: Results) -> str | None:
         if name in results["methods"] and results["methods"][name]["global"]["ece"] is not None:
             return name
     return lowest(results)
-
-
-def verdict(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """`lowers` or `raises` only where the two 95 % intervals are apart; else `unclear`."""
-    if not (_has_interval(before) and _has_interval(after)):
-        return "unclear"
-    if after["ece_high"] < before["ece_low"]:
-        return "lowers"
-    return "raises" if after["ece_low"] > before["ece_high"] else "unclear"
-
-
-def _has_interval(score: dict[str, Any]) -> bool:
-    return score.get("ece_low") is not None and score.get("ece_high") is not None
 
 
 def headline(results: Results) -> list[str]:
@@ -56,14 +43,12 @@ def _change(results: Results, name: str) -> str:
     if name == BASELINE:
         return f"No federated method lowers the global ECE: without calibration it is {value}."
     span = f"from {_percent(before['ece'], d)} to {value}"
-    match verdict(before, after):
-        case "lowers":
+    match compare(results, name, BASELINE):
+        case "lower":
             return f"{name} lowers the global ECE {span}."
-        case "raises":
+        case "higher":
             return f"{name} raises the global ECE {span}: worse than no calibration."
-    known = _has_interval(before) and _has_interval(after)
-    reason = "the 95\u00a0% intervals overlap" if known else "no interval is known"
-    return f"{name} moves the global ECE {span}; {reason}."
+    return f"{name} moves the global ECE {span}: these samples do not tell the two apart."
 
 
 def _floor(results: Results, name: str) -> str:
@@ -82,8 +67,7 @@ def _rivals(results: Results, name: str) -> str:
     parts = []
     if best is not None and best != name:
         score = results["methods"][best]["global"]
-        apart = verdict(results["methods"][name]["global"], score) == "lowers"
-        tail = "" if apart else ", though the intervals overlap"
+        tail = "" if compare(results, best, name) == "lower" else ", though these samples do not tell the two apart"
         parts.append(f"{best} is lower still, {_percent(score['ece'], d)}{tail}")
     pooled = _scores(results, POOLED)
     if pooled is not None and name != POOLED:
@@ -92,10 +76,10 @@ def _rivals(results: Results, name: str) -> str:
 
 
 def _worse(results: Results) -> str:
-    before = _scores(results, BASELINE)
-    if before is None:
+    if _scores(results, BASELINE) is None:
         return ""
-    worse = [n for n, m in results["methods"].items() if verdict(before, m["global"]) == "raises"]
+    others = [name for name in results["methods"] if name != BASELINE]
+    worse = [name for name in others if compare(results, name, BASELINE) == "higher"]
     return f"Worse than no calibration: {', '.join(worse)}." if worse else ""
 
 

@@ -1,0 +1,115 @@
+"""By how much two methods' ECEs differ, when both were measured on the same samples: joint sums that add with `+`.
+
+Two methods that look at the same samples share most of their noise, so whether their two intervals overlap says little. A
+client sums up, for every pair of bins of any two views (a view: one method's probabilities), the products of their errors
+e = confidence − correct. The sum over clients gives the covariance of all bins' sums, hence the variance of a difference
+
+    T_a − T_b,    T_v = Σ_bins |S_v| / n
+
+The bias of T_a (see `interval.py`) can only make the difference too large, that of T_b only too small; each is bounded by
+its largest plausible value. `experiments/ece_difference.py` measures coverage and power.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from scipy.special import ndtr
+from torch import Tensor
+
+from fedcal.errors import FedCalError, unknown
+from fedcal.measure.interval import SHRINK, TINY, critical, excess, largest_bias
+from fedcal.measure.metrics import rank_of_label
+from fedcal.measure.reliability import equal_width, find_bins
+
+Top = tuple[np.ndarray, np.ndarray]  # each sample's confidence, and whether its top class is the label
+Difference = tuple[float, float, float]  # measured, low, high
+
+
+@dataclass(frozen=True, eq=False)
+class Paired:
+    """Sums over samples that several views look at. `a + b` is that of both sample sets together."""
+
+    views: tuple[str, ...]
+    n: int
+    errors: np.ndarray  # (V, B) Σ e
+    joint: np.ndarray  # (V, B, V, B) samples that one view puts in this bin, and another in that one
+    products: np.ndarray  # (V, B, V, B) Σ e · e' of those samples
+
+    @classmethod
+    def of(cls, views: Mapping[str, Top], n_bins: int = 15) -> Paired:
+        """Of each view's confidences and hits, on the same samples in the same order."""
+        if not views or len({len(part) for top in views.values() for part in top}) > 1:
+            raise FedCalError("views to compare must all have the same samples, and at least one is needed")
+        edges = equal_width(n_bins)
+        bins = [find_bins(np.clip(confidence, 0.0, 1.0), edges) for confidence, _ in views.values()]
+        error = [confidence - correct for confidence, correct in views.values()]
+        joint = np.zeros((len(bins), n_bins, len(bins), n_bins), np.int64)
+        products = np.zeros(joint.shape)
+        for a in range(len(bins)):
+            for b in range(a, len(bins)):
+                cell = bins[a] * n_bins + bins[b]
+                count = np.bincount(cell, None, n_bins**2).reshape(n_bins, n_bins)
+                product = np.bincount(cell, error[a] * error[b], n_bins**2).reshape(n_bins, n_bins)
+                joint[a, :, b], products[a, :, b] = count, product
+                joint[b, :, a], products[b, :, a] = count.T, product.T
+        sums = np.stack([np.bincount(i, e, n_bins) for i, e in zip(bins, error, strict=True)])
+        return cls(tuple(views), len(error[0]), sums, joint, products)
+
+    def __add__(self, other: Paired) -> Paired:
+        if (self.views, self.joint.shape) != (other.views, other.joint.shape):
+            raise FedCalError(f"sums of the views {self.views} and {other.views} do not add: same views, same bins")
+        parts = ((mine + yours) for mine, yours in zip(self._sums(), other._sums(), strict=True))
+        return Paired(self.views, self.n + other.n, *parts)
+
+    def _sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.errors, self.joint, self.products
+
+    def difference(self, a: str, b: str, level: float = 0.95) -> Difference:
+        """The ECE of view `a` less that of view `b`, and the interval of the population's difference around it."""
+        if not self.n:
+            return float("nan"), float("nan"), float("nan")
+        both = [self._place(a), self._place(b)]
+        z, n_bins = critical(level), self.errors.shape[1]
+        s, size = self.errors[both].ravel(), 2 * n_bins
+        products, joint = (t[both][:, :, both].reshape(size, size) for t in (self.products, self.joint))
+        # z² more samples whose prediction turns out otherwise: without them no noise is seen where no error was.
+        covariance = products + z * z / self.n * joint - np.outer(s, s) / self.n
+        deviation = np.sqrt(np.maximum(np.diag(covariance), TINY))
+        x = np.abs(s) / deviation
+        # Each view's gaps may be a standard error smaller or larger: that decides how much of their noise cancels.
+        signs = np.sign(s) * np.repeat([1.0, -1.0], n_bins)
+        plausible = [x + np.repeat(shifts, n_bins) for shifts in product((-SHRINK, SHRINK), repeat=2)]
+        variance = max(_variance(covariance, signs, np.clip(at, -40.0, 40.0)) for at in plausible)
+        noise = z * np.sqrt(variance)
+        bias_a, bias_b = (deviation * largest_bias(x)).reshape(2, n_bins).sum(1)
+        value = float(np.abs(s[:n_bins]).sum() - np.abs(s[n_bins:]).sum()) / self.n
+        low, high = value - (bias_a + noise) / self.n, value + (bias_b + noise) / self.n
+        return value, max(-1.0, float(low)), min(1.0, float(high))
+
+    def _place(self, name: str) -> int:
+        if name not in self.views:
+            raise unknown("view", name, self.views)
+        return self.views.index(name)
+
+
+def _variance(covariance: np.ndarray, signs: np.ndarray, x: np.ndarray) -> float:
+    """Of Σ ± |S|, if the gaps are x standard errors wide (negative: of the other sign than measured).
+
+    |S| follows S as far as its sign is known; what is left of its variance is its own.
+    """
+    slope, rest = 2 * ndtr(x) - 1, excess(np.abs(x))
+    own = 1 - rest * (rest + 2 * np.abs(x)) - slope**2
+    weights = signs * slope
+    return max(0.0, float(weights @ covariance @ weights + np.diag(covariance) @ own))
+
+
+def top_of(logits: Tensor, labels: Tensor) -> Top:
+    """Each sample's confidence, and whether its top class (the first on a tie) is the label, from float64 logits."""
+    if not len(labels):
+        return np.empty(0), np.empty(0, bool)
+    confidence = (logits.amax(dim=1) - logits.logsumexp(dim=1)).exp()
+    return confidence.numpy(), (rank_of_label(logits, labels) == 0).numpy()

@@ -1,0 +1,100 @@
+"""Differences of two ECEs on the same samples: the sums add, the variance is right, and the interval covers."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcal import FedCalError, Reliability
+from fedcal.measure.paired import Paired, top_of
+from fedcal.measure.reliability import top_label
+
+EDGES = np.linspace(0, 1, 16)
+
+
+def drawn(n, seed=0):
+    """One calibrated and one overconfident view of the same predictions, and a third that is right elsewhere."""
+    rng = np.random.default_rng(seed)
+    p = rng.uniform(0.35, 0.95, n)
+    correct, other = rng.random(n) < p, rng.random(n) < p
+    return {"good": (p, correct), "bold": (np.sqrt(p), correct), "other": (p, other)}
+
+
+def part(views, start, end):
+    return {name: (c[start:end], y[start:end]) for name, (c, y) in views.items()}
+
+
+def test_clients_add_up_to_the_pooled_samples():
+    views = drawn(1000)
+    summed = Paired.of(part(views, 0, 300)) + Paired.of(part(views, 300, 300)) + Paired.of(part(views, 300, 1000))
+    whole = Paired.of(views)
+    assert summed.n == whole.n and (summed.joint == whole.joint).all()
+    for a, b in (("good", "bold"), ("bold", "good"), ("other", "good")):
+        assert summed.difference(a, b) == pytest.approx(whole.difference(a, b), rel=1e-9)
+
+
+def test_the_value_is_the_difference_of_the_eces():
+    views = drawn(500)
+    ece = {name: Reliability.of_top(c, y, EDGES).ece() for name, (c, y) in views.items()}
+    value, low, high = Paired.of(views).difference("bold", "good")
+    assert value == pytest.approx(ece["bold"] - ece["good"], abs=1e-12)
+    assert -1 <= low <= value <= high <= 1
+    back = Paired.of(views).difference("good", "bold")
+    assert back == pytest.approx((-value, -high, -low))
+
+
+def test_clear_gaps_have_the_textbook_interval():
+    """Where both are clearly overconfident everywhere, the difference is a mean of differences sample by sample."""
+    rng = np.random.default_rng(0)
+    n = 200_000
+    p = rng.uniform(0.4, 0.9, n)
+    correct = rng.random(n) < p - 0.2
+    stretched = p + 0.05 + 0.04 * rng.random(n)
+    _, low, high = Paired.of({"a": (stretched, correct), "b": (p, correct)}).difference("a", "b")
+    usual = 2 * 1.96 * np.std(stretched - p) / np.sqrt(n)
+    assert usual < high - low < 1.5 * usual  # the noise of `correct`, five times as large, cancels
+
+
+def test_it_covers_and_sees_what_overlapping_intervals_do_not():
+    rng = np.random.default_rng(0)
+    covered = told = apart = 0
+    p = rng.uniform(0.35, 0.95, 10**6)
+    truth = [np.abs(np.bincount((c * 15).astype(int), c - p, 16)).mean() * 16 / 10**6 for c in (p**0.4, p**0.5)]
+    for _ in range(200):
+        p = rng.uniform(0.35, 0.95, 3000)
+        correct = rng.random(3000) < p
+        views = {"a": (p**0.4, correct), "b": (p**0.5, correct)}
+        _, low, high = Paired.of(views).difference("a", "b")
+        covered += low <= truth[0] - truth[1] <= high
+        told += low > 0
+        ends = {name: Reliability.of_top(*view, EDGES).interval() for name, view in views.items()}
+        apart += ends["a"][0] > ends["b"][1]
+    assert covered >= 190
+    assert told > 100 + apart
+
+
+def test_no_errors_seen_tell_nothing_apart():
+    """Forty hits at 0.97 and at 0.999: the truth may be 0.97, so the view that measures lower need not be better."""
+    hits = np.ones(40)
+    value, low, high = Paired.of({"a": (np.full(40, 0.97), hits), "b": (np.full(40, 0.999), hits)}).difference("a", "b")
+    assert value > 0 and low < -0.029 < 0 < high
+
+
+def test_top_of_logits():
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(300, 4, generator=rng, dtype=torch.float64).round(decimals=1)  # with ties
+    labels = torch.randint(4, (300,), generator=rng)
+    confidence, correct = top_of(logits, labels)
+    known = top_label(logits.softmax(1), labels)
+    assert confidence == pytest.approx(known[0]) and correct.sum() == (logits.argmax(1) == labels).sum()
+    assert [len(x) for x in top_of(logits[:0], labels[:0])] == [0, 0]
+
+
+def test_what_does_not_fit():
+    views = drawn(10)
+    with pytest.raises(FedCalError, match="same samples"):
+        Paired.of({"a": views["good"], "b": part(views, 0, 5)["bold"]})
+    with pytest.raises(FedCalError, match="do not add"):
+        Paired.of(views) + Paired.of({"good": views["good"]})
+    with pytest.raises(FedCalError, match="worst"):
+        Paired.of(views).difference("good", "worst")
+    assert np.isnan(Paired.of(part(views, 0, 0)).difference("good", "bold")).all()
