@@ -26,7 +26,8 @@ SAMPLES = (200, 1_000, 5_000, 20_000, 100_000)
 ERRORS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 ATOMS, EDGES = 600, equal_width(15)
 DRAWS = 500  # of the old interval's bootstrap; it took 2000
-ENOUGH = 0.93  # where the old interval covers this often, the new one's width is compared with it
+ENOUGH = 0.94  # where the old interval covers this often, it is said to cover, and widths are compared
+AGAIN = 4000  # simulations of a cell where widths decide: a coverage of 92 % often looks like 94 % in 400
 
 
 def confidences() -> dict[str, np.ndarray]:
@@ -135,6 +136,8 @@ def measure(kind: str, shape: str, n: int, ece: float, times: int, seed: int) ->
 def table(cells: list[Cell], simulations: int, seed: int, commit: str) -> str:
     worst, fair = min(cells, key=lambda c: c.new), [c for c in cells if c.old >= ENOUGH]
     usual, wide = np.median([c.ratio for c in fair]), sorted((c for c in fair if c.ratio > 1.5), key=lambda c: -c.ratio)
+    again = [found for c in wide if (found := measure(c.kind, c.shape, c.n, c.ece, AGAIN, seed))]
+    remain = [c for c in again if c.old >= ENOUGH]
     lines = [
         "# Coverage of the 95 % interval of the ECE",
         "",
@@ -144,10 +147,13 @@ def table(cells: list[Cell], simulations: int, seed: int, commit: str) -> str:
         f"- Lowest coverage: {worst.new:.1%} ({worst.kind}, {worst.shape}, n = {worst.n}, true ECE {worst.ece:.1%}); "
         f"of the bootstrap interval that it replaced: {min(c.old for c in cells):.1%}.",
         f"- Cells where the old interval covers at least {ENOUGH:.0%}: {len(fair)}. There the new one's median width is "
-        f"{usual:.2f} × the old one's (median of the cells). It is more than 1.5 × in {len(wide)}: "
-        + "; ".join(f"{c.ratio:.2f} × at {c.kind}, {c.shape}, n = {c.n}, ECE {c.ece:.1%}" for c in wide)
-        + ". In the one-bin populations (narrow) the old interval never reached beyond twice the measured ECE: it held an "
-        "ECE of 0 and missed small others.",
+        f"{usual:.2f} × the old one's (median of the cells). In {len(wide)} of them it is more than 1.5 ×. Simulated "
+        f"{AGAIN} times, the old interval covers at least {ENOUGH:.0%} in {len(remain)} of those "
+        "(coverage of the new one, of the old one, ratio of widths): "
+        + "; ".join(
+            f"{c.kind}, {c.shape}, n = {c.n}, ECE {c.ece:.1%}: {c.new:.1%}, {c.old:.1%}, {c.ratio:.2f} ×" for c in again
+        )
+        + ".",
         "- The point estimate lies inside in every simulation.",
         "",
         "Each entry: coverage of the new interval % / of the old one % / median width of the new one, in points. "

@@ -41,6 +41,10 @@ def test_bit_equal_to_the_simulator(data, method):
     assert distance(state.model.state_dict(), arrays.to_torch_state_dict()) == 0
     assert distance(ours.params, strategy.calibration.params) == 0
     assert strategy.metrics()["global"] == metrics
+    paired = strategy.calibrator.paired
+    assert paired is not None and paired.difference("local", "uncal")[0] == pytest.approx(
+        metrics["ece"] - strategy.metrics()["uncal"]["ece"]
+    )
     assert (strategy.calibrator.state.rounds, strategy.report()["bytes_up"]) == (ours.rounds, ours.total_up)
     assert strategy.report()["faults"] == []
     names = {str(context.node_config["name"]): own_scaler(context) for context in grid.contexts.values()}

@@ -11,8 +11,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from fedcal.errors import FedCalError
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, Trained, average, copy_state, predict, train_in_turn
 from fedcal.learn.models import build
-from fedcal.measure.paired import Paired, top_of
+from fedcal.measure.paired import FINEST, Paired, top_of
 from fedcal.measure.tally import Tally
 from fedcal.seeds import numpy_rng, torch_rng
 
@@ -154,14 +152,20 @@ def evaluate(state: Federation, logits: dict[str, torch.Tensor] | None = None) -
     return tallies
 
 
-def compare(state: Federation, logits: dict[str, torch.Tensor]) -> Paired:
-    """All methods' global scalers on the clients' test sets, in joint sums that tell how far their ECEs differ."""
-    found = []
+def compare(state: Federation, logits: dict[str, torch.Tensor]) -> Paired | None:
+    """All methods' global scalers on the clients' test sets, in joint sums that tell how far their ECEs differ.
+
+    None where there are too many bins for that.
+    """
+    if len(state.calibrations) * state.config.n_bins > FINEST:
+        return None
+    found: Paired | None = None
     for client in state.clients:
         z, labels = logits[client.name], client.test_y.cpu()
         tops = {name: top_of(calibration.apply(z), labels) for name, calibration in state.calibrations.items()}
-        found.append(Paired.of(tops, state.config.n_bins))
-    return reduce(add, found)
+        mine = Paired.of(tops, state.config.n_bins)
+        found = found + mine if found else mine
+    return found
 
 
 def train(state: Federation, rounds: int, after_round: Callable[[Federation, Record], None]) -> None:

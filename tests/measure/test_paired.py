@@ -98,3 +98,36 @@ def test_what_does_not_fit():
     with pytest.raises(FedCalError, match="worst"):
         Paired.of(views).difference("good", "worst")
     assert np.isnan(Paired.of(part(views, 0, 0)).difference("good", "bold")).all()
+
+
+def test_sums_travel_as_tensors():
+    views = drawn(300)
+    whole = Paired.of(views)
+    again = Paired.from_tensors(whole.views, {name: part.clone() for name, part in whole.to_tensors().items()})
+    assert again.n == 300 and again.difference("bold", "good") == whole.difference("bold", "good")
+    both = whole.renamed({"other": "a", "good": "b"})
+    assert both.difference("a", "b") == whole.difference("other", "good")
+    empty = Paired.of({name: (c[:0], y[:0]) for name, (c, y) in views.items()})
+    assert Paired.from_tensors(whole.views, empty.to_tensors()).n == 0
+
+
+DAMAGES = {
+    "missing": lambda t: t.pop("joint"),
+    "another type": lambda t: t.update(joint=t["joint"].double()),
+    "another shape": lambda t: t.update(products=t["products"][:1]),
+    "no errors": lambda t: t.update(errors=torch.zeros(0, dtype=torch.float64)),
+    "negative counts": lambda t: t["joint"][0, 3, 0, 3].sub_(10_000),
+    "counts that do not add up": lambda t: t["joint"][0, 14, 1, 14].add_(1),
+    "products beyond the counts": lambda t: t["products"][0, 14, 0, 14].add_(1e6),
+    "errors beyond the counts": lambda t: t["errors"][0, 0].add_(1e6),
+    "not a number": lambda t: t["errors"][0, 0].fill_(float("nan")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_no_samples_can_give_is_refused(damage):
+    whole = Paired.of(drawn(300))
+    tensors = {name: part.clone() for name, part in whole.to_tensors().items()}
+    damage(tensors)
+    with pytest.raises(FedCalError, match="not paired sums"):
+        Paired.from_tensors(whole.views, tensors)

@@ -22,7 +22,9 @@ from fedcal.calibrate.rounds import plain
 from fedcal.calibrate.scalers import Params
 from fedcal.errors import FedCalError
 from fedcal.exchange.checks import HEADER, Expected, check_content, check_header
-from fedcal.flower.records import ANSWER, SAID, size, unpack
+from fedcal.flower.records import ANSWER, SAID, VIEWS, size, unpack
+from fedcal.measure.paired import Paired
+from fedcal.measure.tally import Tally
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
 MOST_LEFT = 10**9  # rounds: no fit has as many
@@ -63,6 +65,14 @@ def read_answer(node: int, records: dict[str, Any], expected: Expected) -> tuple
         expected = replace(expected, private=True)
     check_content(site, f"node {node}", content, header["n"], expected)
     return site, Update(content, header["n"], notes=_notes(node, header))
+
+
+def read_paired(name: str, record: Any, tally: Tally) -> Paired:
+    """The sums that compare a node's views, once they are of as many samples and bins as its tallies."""
+    paired = Paired.from_tensors(VIEWS, unpack(record))
+    if paired.n != tally.n or paired.errors.shape[1] != len(tally.reliability.count):
+        raise FedCalError(f"{name}'s paired sums are not of its tallies' {tally.n} samples and bins")
+    return paired
 
 
 def local_privacy(node: int, said: Any) -> dict[str, Any]:

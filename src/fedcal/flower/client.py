@@ -33,15 +33,18 @@ from fedcal.flower.records import (
     ANSWER,
     ASKED,
     MODEL,
+    PAIRED,
     QUESTION,
     SAID,
     TALLY,
+    VIEWS,
     config_of,
     pack,
     take_out,
     unpack,
 )
 from fedcal.labels import check_classes
+from fedcal.measure.paired import FINEST, Paired, top_of
 from fedcal.measure.tally import Tally
 from fedcal.seeds import torch_rng
 from fedcal.store import nest, read_tensors, unnest, write_tensors
@@ -194,14 +197,14 @@ class Node:
             own = method.personal(params, own, self.kept["logits"], self.kept["labels"])
         self._keep(own, own)
         logits, labels = self.kept["test_logits"], self.kept["test_labels"]
-        views = {
-            "uncal": logits,
-            "local": method.apply(params, logits),
-            "own": method.apply_own(params, own, logits),
-        }
+        measured = logits, method.apply(params, logits), method.apply_own(params, own, logits)
+        views = dict(zip(VIEWS, measured, strict=True))
         tallies = {name: Tally.of(z, labels, self.about["bins"]).to_tensors() for name, z in views.items()}
-        said = self._said(len(labels))
-        return {SAID: config_of(said)} | {TALLY + name: pack(tally) for name, tally in tallies.items()}
+        sent = {TALLY + name: pack(tally) for name, tally in tallies.items()}
+        if len(views) * self.about["bins"] <= FINEST:
+            tops = {name: top_of(z, labels) for name, z in views.items()}
+            sent[PAIRED] = pack(Paired.of(tops, self.about["bins"]).to_tensors())
+        return {SAID: config_of(self._said(len(labels))), **sent}
 
     def _spend(self, privacy: Privacy) -> None:
         """One release more, also where a round is asked again: or none, once the budget is used up."""

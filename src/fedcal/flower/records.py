@@ -7,6 +7,7 @@
     node → server   fedcal.said       whose answer it is, to what, of how many samples
                     fedcal.answer     the update
                     fedcal.tally.*    sums that measure, after the last round
+                    fedcal.paired     sums that compare the tallies' views with each other
 
 An inner strategy, or a user's own client, never sees them: they are taken out before it is called. Flower sends every array
 of a record by requests of its own, which take longer than all that FedCal computes; so its tensors travel packed, as bytes.
@@ -27,7 +28,8 @@ from fedcal.errors import FedCalError
 
 PREFIX = "fedcal."
 ABOUT, QUESTION, MODEL, ASKED = "fedcal.about", "fedcal.question", "fedcal.model", "fedcal.asked"
-SAID, ANSWER, TALLY = "fedcal.said", "fedcal.answer", "fedcal.tally."
+SAID, ANSWER, TALLY, PAIRED = "fedcal.said", "fedcal.answer", "fedcal.tally.", "fedcal.paired"
+VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, the node's own
 PACKED = "safetensors"
 
 

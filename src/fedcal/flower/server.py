@@ -26,16 +26,18 @@ from fedcal.checks import check_whole
 from fedcal.errors import FedCalError
 from fedcal.exchange.checks import Expected, declared_squares, digest
 from fedcal.exchange.server import stand_in
-from fedcal.flower.checks import check_said, local_privacy, read_answer, too_far
+from fedcal.flower.checks import check_said, local_privacy, read_answer, read_paired, too_far
 from fedcal.flower.grid import ask
 from fedcal.flower.privacy import Privacy, stopped
 from fedcal.flower.records import (
     ABOUT,
     ASKED,
     MODEL,
+    PAIRED,
     QUESTION,
     SAID,
     TALLY,
+    VIEWS,
     config_of,
     from_record,
     pack,
@@ -44,6 +46,7 @@ from fedcal.flower.records import (
     unpack,
 )
 from fedcal.flower.robust import Robust, robust_mean
+from fedcal.measure.paired import FINEST, Paired
 from fedcal.measure.tally import Tally
 from fedcal.store import nest
 
@@ -73,6 +76,7 @@ class Calibrator:
     fitted: int = 0  # rounds on the frozen model so far
     releases: int = 0  # sums that a program has seen, over all beginnings: what a privacy budget counts
     restarts: int = 0
+    paired: Paired | None = None  # of the nodes that measured, all together
 
     def __post_init__(self) -> None:
         self.method = check_method(self.name, self.options)
@@ -247,10 +251,14 @@ class Calibrator:
         self.fitted, self.restarts = 0, self.restarts + 1
 
     def measure(self, grid: Grid, nodes: list[int], model: ArrayRecord, timeout: float) -> dict[str, dict[str, Tally]]:
-        """Each node's tallies under no scaler (`uncal`), the global one (`local`) and its own (`own`)."""
+        """Each node's tallies under no scaler (`uncal`), the global one (`local`) and its own (`own`).
+
+        What compares these views on the same samples is added up in `paired`.
+        """
         began = time.perf_counter()
         replies, cost = self._ask(grid, nodes, "finish", model, timeout)
-        found: dict[str, dict[str, Tally]] = {"uncal": {}, "local": {}, "own": {}}
+        found: dict[str, dict[str, Tally]] = {view: {} for view in VIEWS}
+        comparable, self.paired = self.n_bins * len(VIEWS) <= FINEST, None
         for node, records in sorted(replies.items()):
             try:
                 name = self._name(node, records, dict.fromkeys(found["own"], Update({}, 0)))
@@ -258,11 +266,13 @@ class Calibrator:
                 tallies = {view: Tally.from_tensors(tensors) for view, tensors in sums.items()}
                 if any(len(tally.classwise) != self.n_classes for tally in tallies.values()):
                     raise FedCalError(f"{name} measures {len(tallies['uncal'].classwise)} classes")
+                pairs = read_paired(name, records.get(PAIRED), tallies["own"]) if comparable else None
             except FedCalError as error:
                 self.blame(node, str(error))
                 continue
             for view, tally in tallies.items():
                 found[view][name] = tally
+            self.paired = self.paired + pairs if self.paired and pairs else pairs
         self.note("evaluation", dict.fromkeys(found["own"], Update({}, 0)), cost, began)
         return {view: dict(sorted(by_name.items())) for view, by_name in found.items()}
 

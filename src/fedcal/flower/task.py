@@ -100,7 +100,9 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
         calibrations={"uncal": Calibration(get_method("uncal"), {}, updates=1, name="uncal"), name: calibrator.state},
     )
     both = {"uncal": {"local": tallies["uncal"], "own": tallies["uncal"]}}
-    results = summarise(state, {**both, name: {"local": tallies["local"], "own": tallies["own"]}})
+    measured = {**both, name: {"local": tallies["local"], "own": tallies["own"]}}
+    paired = calibrator.paired.renamed({"uncal": "uncal", "local": name}) if calibrator.paired else None
+    results = summarise(state, measured, paired)
     about = {
         "schema": SCHEMA,
         "model": state.config.model,

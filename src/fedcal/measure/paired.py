@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+import torch
 from scipy.special import ndtr
 from torch import Tensor
 
@@ -25,6 +26,8 @@ from fedcal.measure.interval import SHRINK, TINY, critical, excess, largest_bias
 from fedcal.measure.metrics import rank_of_label
 from fedcal.measure.reliability import equal_width, find_bins
 
+PARTS = ("errors", "joint", "products")  # of the sums as tensors
+FINEST = 1024  # bins of all views together: beyond, their joint sums would take too much memory
 Top = tuple[np.ndarray, np.ndarray]  # each sample's confidence, and whether its top class is the label
 Difference = tuple[float, float, float]  # measured, low, high
 
@@ -56,7 +59,7 @@ class Paired:
                 product = np.bincount(cell, error[a] * error[b], n_bins**2).reshape(n_bins, n_bins)
                 joint[a, :, b], products[a, :, b] = count, product
                 joint[b, :, a], products[b, :, a] = count.T, product.T
-        sums = np.stack([np.bincount(i, e, n_bins) for i, e in zip(bins, error, strict=True)])
+        sums = np.stack([np.bincount(i, e, n_bins).astype(float) for i, e in zip(bins, error, strict=True)])
         return cls(tuple(views), len(error[0]), sums, joint, products)
 
     def __add__(self, other: Paired) -> Paired:
@@ -65,8 +68,45 @@ class Paired:
         parts = ((mine + yours) for mine, yours in zip(self._sums(), other._sums(), strict=True))
         return Paired(self.views, self.n + other.n, *parts)
 
+    def renamed(self, names: Mapping[str, str]) -> Paired:
+        """Of these views only, under other names."""
+        places = [self._place(name) for name in names]
+        joint, products = (part[places][:, :, places] for part in (self.joint, self.products))
+        return Paired(tuple(names.values()), self.n, self.errors[places], joint, products)
+
     def _sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self.errors, self.joint, self.products
+
+    # --- on the wire -------------------------------------------------------------------------------------------
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """A flat dict of tensors, for a message; `from_tensors` gives exactly these sums back."""
+        return {name: torch.from_numpy(part) for name, part in zip(PARTS, self._sums(), strict=True)}
+
+    @classmethod
+    def from_tensors(cls, views: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Paired:
+        """The sums of `to_tensors`, once they are known to be ones that samples can give."""
+        first = tensors.get("errors")
+        bins = first.shape[-1] if first is not None and first.ndim else 0
+        for name in PARTS:
+            kind = torch.int64 if name == "joint" else torch.float64
+            shape = (len(views), bins) * (1 if name == "errors" else 2)
+            if name not in tensors or tensors[name].dtype != kind or tuple(tensors[name].shape) != shape:
+                raise FedCalError(f"not paired sums: {name!r} is missing, or of another type or shape")
+        errors, joint, products = (tensors[name].numpy() for name in PARTS)
+        n = int(joint[0, :, 0].sum())
+        counts = np.stack([np.diag(joint[v, :, v]) for v in range(len(views))])
+        possible = (
+            (joint >= 0).all()
+            and (joint.sum((1, 3)) == n).all()
+            and (np.abs(products) <= joint * (1 + 1e-9)).all()  # an error is at most 1, and so is a product of two
+            and (np.abs(errors) <= counts * (1 + 1e-9)).all()
+        )
+        if not possible:  # also where something is not a number
+            raise FedCalError("not paired sums: no samples can give them")
+        return cls(views, n, errors, joint, products)
+
+    # --- reading -----------------------------------------------------------------------------------------------
 
     def difference(self, a: str, b: str, level: float = 0.95) -> Difference:
         """The ECE of view `a` less that of view `b`, and the interval of the population's difference around it."""
