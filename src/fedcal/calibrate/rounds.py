@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
@@ -47,7 +47,7 @@ class Calibration:
     question: Params = field(default_factory=dict)
     sites: dict[tuple[str, ...], Site] = field(default_factory=dict)  # its clients' samples, while it asks
     part: list[tuple[str, ...]] | None = (
-        None  # the clients that have something to say about a share of the samples, once known
+        None  # the clients that have a share of the samples to answer about, once known
     )
     rounds: int = 0
     bytes_up: int = 0  # a client's largest message up and down so far, and all of them together
@@ -82,12 +82,19 @@ class Calibration:
             client: whose own scaler to use.
             probs: whether these are probabilities; if not given, what the scaler was fitted on.
         """
-        return _as_given(logits, self._scale(logits, client, probs))
+        return self._by_rows(lambda calibrated: calibrated, logits, client, probs)
 
-    def _scale(self, scores: Any, client: str | int | None, probs: bool | None) -> Tensor:
-        """Calibrated logits as a tensor, whatever was given."""
+    def predict_proba(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
+        """Calibrated probabilities; takes what `apply` takes."""
+        return self._by_rows(ordered_softmax, logits, client, probs)
+
+    def _by_rows(
+        self, then: Callable[[Tensor], Tensor], scores: Any, client: str | int | None, probs: bool | None
+    ) -> Tensor | np.ndarray:
+        """What `then` makes of calibrated logits: a tensor where the user gave one, on its device; else an array."""
         logits, own = self._logits(scores, probs), self.own_of(client)
-        return by_rows(lambda block: self.method.apply_own(self.params, own, block.double()), logits)
+        found = by_rows(lambda block: then(self.method.apply_own(self.params, own, block.double())), logits)
+        return found.to(scores.device) if isinstance(scores, Tensor) else found.numpy()
 
     def _logits(self, scores: Any, probs: bool | None) -> Tensor:
         """The logits that the method takes, of as many classes as it was fitted on."""
@@ -116,15 +123,6 @@ class Calibration:
         if labels is not None:
             labels = check_labels(labels, len(scores), scores.shape[1], classes=self.classes or None)
         self.own[str(client)] = self.method.personal(self.params, {}, scores, labels)
-
-    def predict_proba(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
-        """Calibrated probabilities; takes what `apply` takes."""
-        return _as_given(logits, by_rows(ordered_softmax, self._scale(logits, client, probs)))
-
-
-def _as_given(values: Any, result: Tensor) -> Tensor | np.ndarray:
-    """A tensor where the user gave one, on its device; else an array."""
-    return result.to(values.device) if isinstance(values, Tensor) else result.numpy()
 
 
 @one_thread()

@@ -28,4 +28,4 @@ class Uncal(Averaged):
         return params
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
-        return logits
+        return logits.clone()  # a result of its own, as every method gives
