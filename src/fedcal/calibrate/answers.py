@@ -300,15 +300,12 @@ def _histogram(part: Part, about: Params, question: Params) -> Params:
 
 
 def _beta(part: Part, about: Params, question: Params) -> Params:
-    found = []
-    for fold, *watched in _watched_by_fold(part, question):
-        seen = {name: t for name, t in about.items() if name.split("/")[1] != str(fold)}
-        sums: Params = {}
-        for name, t in seen.items():
-            sums |= nest(name, maps.beta_sums(t, *watched))
-        found.append(sums)
-    names = [f"{name}/{kind}" for name in about for kind in ("loss", "grad", "hess")]
-    return {name: sum_of(sums[name] for sums in found if name in sums) for name in names}
+    watched, found = _watched(part, question), {}
+    for name, t in about.items():
+        seen = outside(part.sizes, name.split("/")[1], *watched)
+        sums = [maps.beta_sums(t, *some) for some in zip(*(value.split(BLOCK) for value in seen), strict=True)]
+        found |= nest(name, {kind: sum_of(one[kind] for one in sums) for kind in sums[0]})
+    return found
 
 
 def _map(part: Part, about: Params, question: Params) -> Params:

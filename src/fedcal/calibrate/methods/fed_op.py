@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate import scalers
-from fedcal.calibrate.answers import Site
+from fedcal.calibrate.answers import Site, sum_of
 from fedcal.calibrate.fit import BLOCK, Adam
 from fedcal.calibrate.methods.method import Additive, Update
 from fedcal.calibrate.scalers import Params
@@ -49,20 +49,19 @@ class FedOP(Additive):
         return scalers.unflatten(best, net)
 
     def respond(self, question: Params, own: Params, site: Site) -> Update:
-        part, held = site.part(), site.part().sizes[0]  # the first fold is kept back
+        part = site.part()
+        held = part.sizes[0]  # the first fold is kept back
+        logits, labels = part.logits, part.y
         net = {name: value.clone().requires_grad_() for name, value in question.items()}
-        gradient = {name: torch.zeros_like(value) for name, value in question.items()}
         with torch.enable_grad():  # whatever the caller's mode
-            for logits, labels in _blocks(part.logits[held:], part.y[held:]):
-                parts = torch.autograd.grad(_summed_nll(net, logits, labels), list(net.values()))
-                gradient = {name: gradient[name] + found for name, found in zip(net, parts, strict=True)}
-        stop_loss = torch.zeros((), dtype=torch.float64)
+            blocks = _blocks(logits[held:], labels[held:])
+            parts = [torch.autograd.grad(_summed_nll(net, *block), list(net.values())) for block in blocks]
         with torch.no_grad():
-            for logits, labels in _blocks(part.logits[:held], part.y[:held]):
-                stop_loss = stop_loss + _summed_nll(question, logits, labels)
-        counts = {"n": float(len(part.y) - held), "stop_n": float(held)}
+            stop_loss = sum_of(_summed_nll(question, *block) for block in _blocks(logits[:held], labels[:held]))
+        gradients = (sum_of(of_one) for of_one in zip(*parts, strict=True))
+        counts = {"n": float(len(labels) - held), "stop_n": float(held)}
         sums = {name: torch.tensor(count, dtype=torch.float64) for name, count in counts.items()}
-        return Update({**gradient, **sums, "stop_loss": stop_loss})
+        return Update({**dict(zip(net, gradients, strict=True)), **sums, "stop_loss": stop_loss})
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return scalers.order_preserving(params, logits, sorted_input=True)
