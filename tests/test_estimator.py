@@ -143,7 +143,7 @@ REFUSED = {
     "rounds as option": (lambda: FederatedCalibrator(options={"rounds": 3}).fit([A]), "argument of its own"),
     "probs as option": (lambda: FederatedCalibrator(options={"probs": True}).fit([A]), "argument of its own"),
     "three labels for one column": (lambda: FederatedCalibrator().fit(A[0][:, 0], A[1]), "one column per class"),
-    "too few rounds": (lambda: FederatedCalibrator(rounds=1).fit([A]), "not done after 1 rounds"),
+    "too few rounds": (lambda: FederatedCalibrator(rounds=1).fit([A]), "not done after 1 round:"),
     "no clients": (lambda: FederatedCalibrator().fit([]), "no clients"),
     "no pair": (lambda: FederatedCalibrator().fit([A[0]]), "expected a pair"),
     "strings missing": (lambda: FederatedCalibrator().fit(A[0], NAMES[A[1] % 2]), "2 different labels"),

@@ -184,7 +184,7 @@ START = "server start new --classes 3 --sites siteA,siteB"
 BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "NaN": (change(B2, lambda t, _: first(t, float("nan"))), ADD, "siteB's answer: "),
     "infinite": (change(B2, lambda t, _: first(t, float("inf"))), ADD, "is not finite"),
-    "value too large": (change(B2, lambda t, _: first(t, 1e13)), ADD, "reaches 1e+13"),
+    "value too large": (change(B2, lambda t, _: first(t, 1e40)), ADD, "reaches 1e+40"),
     "file too large": (change(B2, lambda t, _: t.update(x=torch.zeros(10**6))), ADD, "not an answer of this round"),
     "more than asked": (change(B2, lambda t, _: t.update(x=torch.zeros(1))), ADD, "siteB's answer should not hold 'x'"),
     "less than asked": (change(B2, lambda t, _: t.pop(next(iter(t)))), ADD, "siteB's answer lacks"),

@@ -113,7 +113,9 @@ def test_numbers_stay_columns_and_whole(tmp_path: Path) -> None:
     assert labels is not None and labels.dtype == np.int64
     assert read_sites([Path("a.csv")]).classes is None
     write("b.csv", logits_of(z), label=y + 1)
-    assert read_sites([Path("b.csv")]).classes is not None
+    with pytest.raises(FedCalError, match=r"b.csv: labels must lie in 0\.\.2: found 3"):
+        read_sites([Path("b.csv")])
+    assert read_sites([Path("b.csv")], classes=[1, 2, 3]).classes is not None
     with pytest.raises(FedCalError, match=r"b.csv: labels must lie in 0\.\.2: found 3"):
         read_site(Path("b.csv"))  # a site by itself cannot know what the others' labels are
     assert read_site(Path("b.csv"), classes=[1, 2, 3])[2].tolist() == y.tolist()  # type: ignore[union-attr]

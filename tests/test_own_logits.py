@@ -105,9 +105,9 @@ def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str
 
     for ending in ("npz", "csv", "parquet"):
         command(capsys, f"apply cal/scaler.safetensors siteA.npz --client siteA --out probs.{ending}")
-        _, logits, labels = read_site(Path(f"probs.{ending}"))
+        _, logits, labels, probs = read_site(Path(f"probs.{ending}"))
         assert np.allclose(logits.exp(), scaler.predict_proba(draw(0)[0], "siteA"), atol=1e-15)
-        assert labels is not None and np.array_equal(labels, draw(0)[1])
+        assert probs and labels is not None and np.array_equal(labels, draw(0)[1])
     with np.load("probs.npz") as held:
         assert sorted(held.files) == ["labels", "predictions", "probs"]
         assert np.array_equal(held["predictions"], held["probs"].argmax(1))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from fedcal.threads import one_thread
 
@@ -54,6 +54,20 @@ def test_one_thread_and_then_as_it_was(three_threads):
     assert torch.get_num_threads() == 3 and blas_threads() == before
 
 
+def test_callers_that_overlap_give_blas_its_threads_back():
+    """The first to come in is not the last to leave."""
+    with threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        first, second = one_thread(), one_thread()
+        with ThreadPoolExecutor(1) as pool:
+            first.__enter__()
+            pool.submit(second.__enter__).result()
+            first.__exit__(None, None, None)
+            assert blas_threads() == {1}  # the second one is still inside
+            pool.submit(second.__exit__, None, None, None).result()
+        assert blas_threads() == before
+
+
 def test_an_error_inside_changes_nothing(three_threads):
     @one_thread()
     def fail() -> None:
@@ -71,9 +85,10 @@ def test_callers_in_several_threads_do_not_leave_one_behind(three_threads):
     def work(n: int) -> int:
         return int((torch.ones(50, 50) @ torch.ones(50, 50)).sum()) and torch.get_num_threads()
 
+    before = blas_threads()
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(work, range(200))) == {1}
-    assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == 3 and blas_threads() == before
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(torch.get_num_threads).result() == 3
 

@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from fedcal.errors import FedCalError, FedCalWarning, unknown
-from fedcal.labels import as_labels, find_classes, to_columns
+from fedcal.labels import as_labels, find_classes, refuse_masked, to_columns
 
-SPREAD = 1e9  # what a logit may lie below its row's top one: no temperature that a fit could find brings more to life
+SPREAD = (
+    1e15  # what a logit may lie below its row's top one; squares of more, summed up, would lose all digits of the rest
+)
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
 SMALLEST = torch.finfo(torch.float32).tiny  # a probability of 0 counts as this
 OURS = (str(Path(__file__).parent), contextlib.__file__)  # where frames are not the user's: here, and in our decorators
@@ -39,6 +41,7 @@ RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them hol
 
 def as_tensor(values: Any, what: str) -> Tensor:
     """An array-like as a tensor on the CPU (no copy where none is needed)."""
+    refuse_masked(values, what)
     try:
         array = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(_plain(np.asarray(values)))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -75,7 +78,8 @@ def two_columns(scores: Tensor, probs: bool) -> Tensor:
         return scores
     one = scores.reshape(-1)
     if probs:
-        one = one.double()  # so that 1 − p is exact
+        one = one.double()  # so that 1 − p is exact; float32 may lie a rounding error beyond 1
+        one = torch.where((one > 1) & (one <= 1 + 1e-6), torch.ones_like(one), one)
     return torch.stack([1 - one if probs else torch.zeros_like(one), one], dim=1)
 
 
@@ -87,16 +91,17 @@ def check_logits(values: Any, what: str = "logits") -> Tensor:
         bad = (~torch.isfinite(logits)).any(dim=1)
         row = int(bad.nonzero()[0])
         raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity ({int(bad.sum())} such rows)")
-    return logits if max(-float(low), float(high)) <= SPREAD else _within_spread(logits)
+    return logits if max(-float(low), float(high)) <= SPREAD else within_spread(logits)
 
 
-def _within_spread(logits: Tensor) -> Tensor:
-    """Rows with numbers beyond all measure, counted from their top one: sums and squares of the rest stay finite."""
-    logits = logits.clone()
-    far = (logits.abs() > SPREAD).any(dim=1)
-    rows = logits[far].double()
-    logits[far] = (rows - rows.amax(dim=1, keepdim=True)).clamp_min(-SPREAD).to(logits.dtype)
-    return logits
+def within_spread(logits: Tensor) -> Tensor:
+    """Rows with numbers beyond all measure, counted from their top one: sums and squares of the rest stay finite.
+
+    Traced graphs may hold this.
+    """
+    far = (logits.abs() > SPREAD).any(dim=1, keepdim=True)
+    rows = logits - logits.amax(dim=1, keepdim=True)
+    return torch.where(far, rows.clamp_min(-SPREAD), logits)
 
 
 def check_probs(values: Any, what: str = "probs") -> Tensor:

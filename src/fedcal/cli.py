@@ -167,7 +167,7 @@ def _print_table(results: dict[str, Any], table: Format, quiet: bool) -> None:
 def methods() -> None:
     """List the calibration methods: what each does, and what leaves a client."""
     from fedcal.calibrate.methods import METHODS
-    from fedcal.report.tables import counted
+    from fedcal.errors import counted
 
     table = Table("method", "what it is", "what leaves a client", "when")
     for name, method in METHODS.items():

@@ -104,7 +104,7 @@ def client_answer(
     from fedcal.logit_files import read_site
 
     known = parse_classes(classes) or classes_of(question)
-    name, logits, labels = read_site(file, kind_of(probs), known, site)
+    name, logits, labels, _ = read_site(file, kind_of(probs), known, site)
     if labels is None:
         raise FedCalError(f"{file}: no labels: add an array `labels`, or a column `label`")
     path = answer(question, (logits, labels), name, _state(state, file, name), out_file)
@@ -126,15 +126,15 @@ def client_finish(
     from fedcal.logit_files import read_site
 
     known = parse_classes(classes) or classes_of(scaler)
-    name, logits, labels = read_site(file, kind_of(probs), known, site)
-    took_part = finish(scaler, (logits, labels), name, _state(state, file, name), out_file)
+    name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site)
+    took_part = finish(scaler, (logits, labels), name, _state(state, file, name), out_file, were_probs)
     print(
         f"{out_file} is {name}'s own" + ("." if took_part else "; there is no state, as of a site that took no part.")
     )
 
 
 def _say(server: Any) -> None:
-    from fedcal.report.tables import counted
+    from fedcal.errors import counted
 
     if server.done:
         print(f"Done after {counted(server.round - 1, 'round')}: {server.current()}")

@@ -76,7 +76,7 @@ def federate(
 def _tell(folder: Path) -> None:
     """The outcome in a few lines."""
     from fedcal import report
-    from fedcal.report.tables import counted
+    from fedcal.errors import counted
     from fedcal.store import read_json
 
     about = read_json(folder / "federation.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -207,7 +208,7 @@ def parse_classes(text: str | None) -> list[Any] | None:
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")]
-    return [int(name) for name in names] if all(name.lstrip("-").isdecimal() for name in names) else names
+    return [int(name) for name in names] if all(re.fullmatch(r"-?\d+", name) for name in names) else names
 
 
 def kind_of(probs: bool | None) -> Any:

@@ -23,3 +23,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
     return FedCalError(f"unknown {kind} {name!r}: {hint}")
+
+
+def counted(count: int, noun: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcal.calibrate.methods import DEFAULT, METHODS
 from fedcal.calibrate.methods.fedcal_plus import FedCalPlus
-from fedcal.calibrate.rounds import Calibration, calibrate, name_clients
+from fedcal.calibrate.rounds import calibrate, name_clients
 from fedcal.checks import as_tensor
 from fedcal.errors import FedCalError
 from fedcal.labels import as_labels
@@ -74,14 +74,17 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         scikit-learn: `fit(logits, y, groups=sites)`, one client a group, or `fit(logits, y)`, a single client."""
         options = self._options()
         pairs = self._clients(X, y, groups)
-        state = calibrate(
-            pairs, self.method, rounds=self.rounds, seed=self.seed, probs=self.probs, classes=self.classes, **options
-        )
         first = as_tensor(next(iter(pairs.values()))[0], "logits")
+        width = first.shape[1] if first.ndim == 2 else 1
+        found = _labels_of(pairs)
+        known = found if self.classes is None and len(found) == max(width, 2) else self.classes
+        state = calibrate(
+            pairs, self.method, rounds=self.rounds, seed=self.seed, probs=self.probs, classes=known, **options
+        )
         self.calibration_ = state
-        self.classes_ = _classes(state, [labels for _, labels in pairs.values()])
+        self.classes_ = np.arange(state.n_classes) if known is None else np.asarray(known)
         self.clients_ = list(pairs)
-        self.n_features_in_ = first.shape[1] if first.ndim == 2 else 1
+        self.n_features_in_ = width
         self.rounds_ = state.rounds
         return self
 
@@ -133,7 +136,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         if not isinstance(self.options, Mapping | None):
             raise FedCalError(f"options must be a mapping of the method's options, not {self.options!r}")
         options = dict(self.options or {})
-        for name in ("rounds", "seed", "method", "clients", "probs", "classes", "stream"):
+        for name in ("accuracy", "rounds", "seed", "method", "clients", "probs", "classes", "stream"):
             if name in options:
                 raise FedCalError(f"options must not hold {name!r}: it is an argument of its own, not the method's")
         if self.accuracy not in ACCURACIES:
@@ -145,12 +148,15 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         return options
 
 
-def _classes(fitted: Calibration, labels: list[Any]) -> np.ndarray:
-    """The label of each column: where labels are the columns' numbers, in the type that the user gave them."""
-    if fitted.classes:
-        return np.array(fitted.classes)
-    found = np.unique(np.concatenate([as_labels(own) for own in labels]))
-    return found if len(found) == fitted.n_classes else np.arange(fitted.n_classes)
+def _labels_of(pairs: Mapping[str, tuple[Any, Any]]) -> np.ndarray:
+    """All clients' labels, sorted."""
+    found = []
+    for name, (_, labels) in pairs.items():
+        try:
+            found.append(as_labels(labels))
+        except FedCalError as error:
+            raise FedCalError(f"client {name}: {error}") from None
+    return np.unique(np.concatenate([own for own in found if len(own)] or [np.zeros(0)]))
 
 
 def _column(values: Any) -> Any:

@@ -3,10 +3,12 @@
 A label is, in this order:
 
 1. one of `classes`, where the user, a fitted calibration or a scaler file says which label each column has;
-2. a column's number, where all labels are in 0 … K−1;
-3. one of the labels found over all clients, sorted, where they are exactly as many as the columns.
+2. a number: the number of its column;
+3. one of the strings found over all clients, sorted, where they are exactly as many as the columns.
 
-Anything else is refused: nobody can tell which column is meant.
+Anything else is refused: nobody can tell which column is meant. Other numbers are never sorted: 1, 2, 3 would mean the
+columns 0, 1, 2, but without a sample of class 3 the columns 1 and 2. Only −1 and 1, of two classes, are taken for what they
+are. (The estimator does sort, as all of scikit-learn's do.)
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ NUMBERS = "biuf"  # NumPy's kinds: booleans, integers, floating point
 
 def as_labels(values: Any, what: str = "labels") -> np.ndarray:
     """(N,) numbers or strings, none of them missing; also given as a single column (N, 1)."""
+    refuse_masked(values, what)
     try:
         labels: Any = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        if labels.dtype.kind == "U" and isinstance(values, list | tuple):  # NumPy writes numbers among strings as text
+            labels = np.asarray(values, dtype=object)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise FedCalError(f"{what} must be an array, not {type(values).__name__}: {reason}") from None
@@ -50,6 +55,12 @@ def as_labels(values: Any, what: str = "labels") -> np.ndarray:
     if labels.dtype.kind == "U" and (labels == "").any():
         raise FedCalError(f"{what} must not be empty: row {int((labels == '').argmax())} has none")
     return labels
+
+
+def refuse_masked(values: Any, what: str) -> None:
+    """A mask says that values are missing; nothing here could leave them out."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise FedCalError(f"{what} have masked values: leave those samples out, or fill them")
 
 
 def check_classes(classes: Any, n_classes: int) -> np.ndarray:
@@ -83,8 +94,9 @@ def find_classes(labels: Iterable[np.ndarray], n_classes: int, classes: Any = No
         if all(label.isdecimal() for label in found) and sorted(found, key=int) != found.tolist():
             raise FedCalError("labels are numbers written as text, whose order is unclear: give `classes`")
         return found
-    whole = found.dtype.kind != "f" or bool((found % 1 == 0).all())
-    return found if whole and len(found) == n_classes else None  # None: `check_labels` names the one that is wrong
+    if n_classes == 2 and found.tolist() == [-1, 1]:  # as of a decision function; neither can be another column
+        return found
+    return None  # `check_labels` names the one that is wrong
 
 
 def _are_columns(labels: np.ndarray, n_classes: int) -> bool:

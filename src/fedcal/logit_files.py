@@ -55,7 +55,7 @@ class Content(NamedTuple):
 class Rows:
     """A file's samples."""
 
-    logits: Tensor  # (N, K) in float64
+    logits: Tensor  # (N, K)
     labels: np.ndarray | None  # (N,) numbers or strings, where the file has them
     sites: np.ndarray | None  # (N,) names
     probs: bool  # whether it held probabilities
@@ -131,8 +131,11 @@ def read_sites(paths: Sequence[Path], kind: Kind | None = None, classes: Any = N
 
 def read_site(
     path: Path, kind: Kind | None = None, classes: Any = None, name: str | None = None
-) -> tuple[str, Tensor, Tensor | None]:
-    """One site's name and logits, and its labels as columns, if it has any; `name` chooses it where there are several."""
+) -> tuple[str, Tensor, Tensor | None, bool]:
+    """One site's name and logits, its labels as columns, if it has any, and whether its file held probabilities.
+
+    `name` chooses the site where there are several.
+    """
     rows = read_rows(path, kind)
     labels = None if rows.labels is None else _columns(path, rows, classes, check_labels_alone)
     sites = rows.by_site(name or path.stem)
@@ -141,7 +144,7 @@ def read_site(
     if name is None and len(sites) > 1:
         raise FedCalError(f"{path}: {len(sites)} sites: choose one with --name, such as --name {next(iter(sites))}")
     name, chosen = (name, sites[name]) if name is not None else next(iter(sites.items()))
-    return name, rows.logits[chosen], None if labels is None else labels[chosen]
+    return name, rows.logits[chosen], None if labels is None else labels[chosen], rows.probs
 
 
 def _labelled(path: Path, rows: Rows) -> np.ndarray:
@@ -177,9 +180,9 @@ def _column(values: Any, what: str, n: int) -> np.ndarray | None:
 
 
 def _as_logits(scores: Any, kind: Kind, sure: bool) -> Tensor:
-    """Fresh float64 logits; what is called logits but reads as probabilities is refused unless the user is sure."""
+    """Logits, in the type they came in; those that read as probabilities are refused unless the user is sure."""
     try:
-        logits = as_logits(scores, kind == "probs").double().clone()
+        logits = as_logits(scores, kind == "probs")
     except FedCalError as error:
         raise FedCalError(str(error).replace("pass softmax(logits)", "name them logits")) from None
     if kind == "logits" and not sure and look_like_probs(logits):

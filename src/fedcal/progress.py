@@ -17,8 +17,9 @@ from rich.progress import (
 )
 
 from fedcal.calibrate.rounds import Calibration
+from fedcal.errors import counted
 from fedcal.federation import Federation
-from fedcal.report.tables import counted, size
+from fedcal.report.tables import size
 
 
 class RunProgress:

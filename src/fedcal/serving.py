@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from fedcal.calibrate.rounds import Calibration
-from fedcal.calibrate.scalers import ordered_softmax
-from fedcal.checks import check_kind, log_probs, two_columns
+from fedcal.calibrate.scalers import keep_order, ordered_softmax
+from fedcal.checks import check_kind, log_probs, two_columns, within_spread
 from fedcal.errors import FedCalError, unknown
 from fedcal.store import write_bytes
 
@@ -67,7 +67,9 @@ class CalibratedModel(nn.Module):
         scores = self.model(x)
         calibrated = self.scaler(scores)
         dtype = torch.promote_types(scores.dtype, torch.float32)
-        return ordered_softmax(calibrated, dtype) if self.output == "probabilities" else calibrated.to(dtype)
+        if self.output == "probabilities":
+            return ordered_softmax(calibrated, dtype)
+        return keep_order(calibrated.to(dtype), calibrated)
 
 
 class Scaler(nn.Module):
@@ -86,7 +88,7 @@ class Scaler(nn.Module):
         if scores.ndim not in (1, 2):
             raise FedCalError(f"the model must return logits of shape (samples, classes), not {tuple(scores.shape)}")
         columns = two_columns(scores, self.probs)
-        logits = log_probs(columns) if self.probs else columns.double()
+        logits = log_probs(columns) if self.probs else within_spread(columns.double())
         self.calibration.check_width(logits)
         params, own = ({n: getattr(self, f"{part}_{n}") for n in names} for part, names in self.names.items())
         return self.calibration.method.apply_own(params, own, logits)

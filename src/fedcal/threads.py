@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import numpy  # noqa: F401 - its BLAS must be loaded before the controller looks for it
 import torch
@@ -20,6 +21,7 @@ _lock = threading.Lock()
 _here = threading.local()  # `.inside`: whether this thread is in `one_thread` now
 _inside = 0  # how many threads of this process are
 _before = 1  # PyTorch's threads when the first of them came in
+_blas: Any = None  # what gives BLAS its threads back, when the last of them leaves
 
 
 @cache
@@ -35,17 +37,17 @@ def one_thread() -> Iterator[None]:
         return
     _enter()
     try:
-        with _controller().limit(limits=1, user_api="blas"):
-            yield
+        yield
     finally:
         _leave()
 
 
 def _enter() -> None:
-    global _inside, _before
+    global _inside, _before, _blas
     with _lock:
         here = torch.get_num_threads()  # asked in any case: PyTorch sets a new thread's number when first asked for it
-        _before = _before if _inside else here
+        if not _inside:
+            _before, _blas = here, _controller().limit(limits=1, user_api="blas")
         _inside += 1
         _here.inside = True
         torch.set_num_threads(1)  # counts for the calling thread, so every one of them says it
@@ -57,3 +59,15 @@ def _leave() -> None:
         _inside -= 1
         _here.inside = False
         torch.set_num_threads(_before)
+        if not _inside:
+            _release_blas()
+            _blas.restore_original_limits()
+            _release_blas()
+
+
+def _release_blas() -> None:
+    """Let any thread set BLAS's number: newer threadpoolctl heeds only the one that set it last, and the first of our
+    callers to come in need not be the last to leave."""
+    for library in _controller().lib_controllers:
+        if clear := getattr(library, "clear_controlling_thread", None):
+            clear(force=True)

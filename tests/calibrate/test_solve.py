@@ -47,6 +47,7 @@ NONSENSE = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::fedcal.errors.FedCalWarning")
 @pytest.mark.parametrize("reply", NONSENSE.values(), ids=NONSENSE)
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 def test_whatever_is_replied_a_solver_ends(solver, reply):
@@ -56,8 +57,25 @@ def test_whatever_is_replied_a_solver_ends(solver, reply):
 @pytest.mark.parametrize("solver", [newton, lambda *args, **kw: lbfgs(args[0], args[1], by_class, **kw)])
 def test_a_solver_that_stops_short_says_so(solver):
     flat = Prior(torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
-    with pytest.warns(FedCalWarning, match="stopped at its limit of 5 steps"):
+    with pytest.warns(FedCalWarning, match="limit of 5 steps"):
         steps(solver(START, flat, max_rounds=5), lambda t: sums(-float(t.sum()), -1.0, 1.0))  # falls for ever
+
+
+def test_a_solver_that_finds_no_step_says_so():
+    with pytest.warns(FedCalWarning, match="no step"):
+        steps(newton(START, PRIOR), lambda t: sums(1e9 * float((t - START).abs().sum()), -1.0, 1.0))
+
+
+def test_a_start_far_off_is_no_end():
+    """All softmaxes are 0 or 1 there, and Newton's first steps far too long."""
+    same = np.tile([[3.0, 0.0, -1.0]], (3000, 1))
+    clients = [(same, np.arange(3000) % 3), ([[1.0, 2.0, 3.0]], [2])]
+    far = torch.tensor([300.0, -300.0, 0.0, 0.0], dtype=torch.float64)
+    start = stages.prior_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "prior_of", lambda *args: (far, start(*args)[1]) if args[0] == "bias" else start(*args))
+        p = fedcal.calibrate(clients, "fed-bias").predict_proba(same[:1])
+    np.testing.assert_allclose(p, 1 / 3, atol=0.01)
 
 
 def test_the_scale_of_a_map_stays_positive():

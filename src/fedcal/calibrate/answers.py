@@ -166,16 +166,14 @@ def _rows(site: Site, share: float, folded: bool) -> tuple[Tensor, list[int]]:
     A sample's fold is the one that it has among all samples of its client.
     """
     if len(site.counts) == 1 and share == 1:  # no copies of as many numbers as there are samples, but for the order
-        own = folds(site.logits, site.labels, centred=True)
+        own = folds(site.logits, site.labels)
         return own.argsort(stable=True), own.bincount(minlength=FOLDS).tolist()
     rows, fold, first = [], [], 0
     for count in site.counts:
         logits, labels = site.logits[first : first + count], site.labels[first : first + count]
         mine = part(share, logits, labels) if share < 1 else torch.arange(count)
         rows.append(first + mine)
-        fold.append(
-            folds(logits, labels, centred=True)[mine] if folded and len(mine) else torch.zeros_like(mine).char()
-        )
+        fold.append(folds(logits, labels)[mine] if folded and len(mine) else torch.zeros_like(mine).char())
         first += count
     found = torch.cat(fold)
     return torch.cat(rows)[found.argsort(stable=True)], found.bincount(minlength=FOLDS).tolist()

@@ -13,7 +13,7 @@ from fedcal.calibrate.folds import folds
 from fedcal.calibrate.scalers import T_MAX, T_MIN, Params, unflatten
 
 BLOCK = 1 << 16  # logits handled at once: what fits a core's cache
-KEPT = 1 << 22  # logits of a client that are kept as the sums need them; of more, that is worked out anew each time
+KEPT = 1 << 18  # logits of a client that are kept as the sums need them; of more, that is worked out anew each time
 
 
 @dataclass(frozen=True)

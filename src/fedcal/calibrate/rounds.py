@@ -26,7 +26,7 @@ from fedcal.checks import (
     look_like_probs,
     warn_of_probs,
 )
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, counted, unknown
 from fedcal.labels import find_classes
 from fedcal.seeds import torch_rng
 from fedcal.threads import one_thread
@@ -62,11 +62,12 @@ class Calibration:
     probs: bool | None = None  # whether it takes probabilities (True) or logits (False); None: logits, nobody said so
 
     def __repr__(self) -> str:
-        clients = f", {len(self.own)} clients" if self.own else ""
+        clients = f", {counted(len(self.own), 'client')}" if self.own else ""
         kind = "probabilities" if self.probs else "logits"
+        cost = f", {counted(self.rounds, 'round')}, {self.total_up} bytes up and {self.total_down} down per client"
         return (
-            f"<Calibration {self.name or type(self.method).__name__}: {kind} of {self.n_classes} classes{clients}, "
-            f"{self.rounds} rounds, {self.total_up} bytes up and {self.total_down} down per client>"
+            f"<Calibration {self.name or type(self.method).__name__}: {kind} of {self.n_classes} classes{clients}"
+            f"{cost if self.rounds else ''}>"
         )
 
     @property
@@ -324,6 +325,7 @@ def calibrate(
         suspect = bool(filled) and all(look_like_probs(logits) for logits in filled)
     if kind is None and suspect:
         warn_of_probs()
+        kind = False  # said once
     state = begin(chosen, n_classes, seed, method)
     state.probs, state.classes = kind, name_columns(found)
     for _ in range(rounds):
@@ -333,7 +335,9 @@ def calibrate(
         if not state.updates:
             raise FedCalError("no samples: every client is empty; at least one needs some")
     if isinstance(chosen, Additive) and not state.done:
-        raise FedCalError(f"{method} was not done after {rounds} rounds: leave rounds out, it knows when to stop")
+        raise FedCalError(
+            f"{method} was not done after {counted(rounds, 'round')}: leave rounds out, it knows when to stop"
+        )
     return state
 
 

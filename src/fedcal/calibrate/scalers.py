@@ -30,13 +30,13 @@ IDENTITY = math.log(math.e - 1)  # softplus of this is 1
 
 def temperature(params: Params, logits: Tensor) -> Tensor:
     """θ / T."""
-    return logits / params["temperature"]
+    return keep_order(logits / params["temperature"], logits)
 
 
 def linear_temperature(params: Params, logits: Tensor) -> Tensor:
     """θ / T(θ) with T(θ) = Wθ + b: one temperature a sample, so order is kept."""
     t = logits @ params["weight"].to(logits.dtype) + params["bias"]
-    return logits / t.clamp(T_MIN, T_MAX)[:, None]
+    return keep_order(logits / t.clamp(T_MIN, T_MAX)[:, None], logits)
 
 
 def ensemble(params: Params, logits: Tensor) -> Tensor:
@@ -84,7 +84,8 @@ def order_preserving(params: Params, logits: Tensor, sorted_input: bool = False)
     w = stretch * (y[:, :-1] - y[:, 1:])
     ranked = torch.nn.functional.pad(-w.cumsum(dim=1), (1, 0))
     out = torch.empty_like(ranked).scatter(1, order, ranked)
-    return out if out.requires_grad else keep_order(out, logits)
+    training = out.requires_grad and not logits.requires_grad
+    return out if training else keep_order(out, logits)
 
 
 def _ranked(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,6 +113,8 @@ def keep_order(out: Tensor, logits: Tensor) -> Tensor:
     """Put back, by the least floating-point steps, any order of `logits` that rounding lost in `out`."""
     if torch.compiler.is_compiling():
         return out
+    if out.requires_grad:  # the gradient is that of `out`
+        return out + (keep_order(out.detach(), logits.detach()) - out).detach()
     y, order = logits.sort(dim=1, descending=True, stable=True)
     ranked = out.gather(1, order)
     tied = y[:, 1:] == y[:, :-1]
@@ -130,8 +133,10 @@ def keep_order(out: Tensor, logits: Tensor) -> Tensor:
 def ordered_softmax(u: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """Probabilities in the order of u, where rounding alone would tie classes that u tells apart, or swap them."""
     p = u.softmax(dim=1).to(dtype)
-    if torch.compiler.is_compiling() or p.requires_grad:
+    if torch.compiler.is_compiling():
         return p
+    if p.requires_grad:  # the gradient is that of the softmax
+        return p + (ordered_softmax(u.detach(), dtype) - p).detach()
     y, order = u.sort(dim=1, descending=False, stable=True)
     ranked = p.gather(1, order)
     tied = y[:, 1:] == y[:, :-1]

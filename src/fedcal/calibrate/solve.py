@@ -65,7 +65,7 @@ def flat_prior(n: int) -> Prior:
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]  # (Hessian, gradient, where) -> step
 Precondition = Callable[[Sums, Tensor], Callable[[Tensor], Tensor]]  # (reply, the prior's curvature) -> H⁻¹, roughly
-SMALLEST = 1e-6  # share of a step: where even less would be needed, rounding decides
+SMALLEST = 1e-15  # share of a step: where even less would be needed, there is none
 MEMORY = 30  # steps that L-BFGS remembers
 
 
@@ -80,7 +80,7 @@ def newton_step(hessian: Tensor, gradient: Tensor, _: Tensor) -> Tensor:
 
 def newton(t: Tensor, prior: Prior, tol: float = 1e-10, step: Step = newton_step, max_rounds: int = 60) -> Solver:
     """Damped Newton, until a step would gain less than `tol` nats of the whole summed loss; that is still taken."""
-    best, best_loss, move, promised, scale, least = t, math.inf, torch.zeros_like(t), 0.0, 1.0, SMALLEST
+    best, best_loss, move, promised, scale = t, math.inf, torch.zeros_like(t), 0.0, 1.0
     for _ in range(max_rounds):
         sums = yield t
         value, gradient, curvature = prior(t)
@@ -95,20 +95,19 @@ def newton(t: Tensor, prior: Prior, tol: float = 1e-10, step: Step = newton_step
                 return t
             if promised - 0.5 * float(move @ hessian @ move) < tol:
                 return t + scale * move
-            least = SMALLEST * scale
         else:
-            scale *= 0.3
-        if scale < least:
-            return best
+            scale *= _shorter(scale * promised, loss - best_loss)
+        if scale < SMALLEST:
+            return _stopped(best, "no step that it finds gains anything")
         t = best + scale * move
-    return _stopped(best, max_rounds)
+    return _stopped(best, f"its limit of {max_rounds} steps is reached")
 
 
 def lbfgs(t: Tensor, prior: Prior, precondition: Precondition, tol: float = 1e-4, max_rounds: int = 200) -> Solver:
     """L-BFGS with a preconditioner made of each reply, for fits with too many parameters to send a Hessian."""
     pairs: list[tuple[Tensor, Tensor, float]] = []
     best, best_loss, best_gradient = t, math.inf, torch.zeros_like(t)
-    move, promised, scale, least = torch.zeros_like(t), 0.0, 1.0, SMALLEST
+    move, promised, scale = torch.zeros_like(t), 0.0, 1.0
     for _ in range(max_rounds):
         sums = yield t
         value, gradient, curvature = prior(t)
@@ -122,20 +121,26 @@ def lbfgs(t: Tensor, prior: Prior, precondition: Precondition, tol: float = 1e-4
             promised, scale = -float(gradient @ move), prior.reach(t, move)
             if not 0.5 * promised >= tol:  # or not a number
                 return t
-            least = SMALLEST * scale
         else:
-            scale *= 0.4
-        if scale < least:
-            return best
+            scale *= _shorter(scale * promised, loss - best_loss)
+        if scale < SMALLEST:
+            return _stopped(best, "no step that it finds gains anything")
         t = best + scale * move
-    return _stopped(best, max_rounds)
+    return _stopped(best, f"its limit of {max_rounds} steps is reached")
 
 
-def _stopped(t: Tensor, max_rounds: int) -> Tensor:
-    """The end of a search that has used up its steps; whoever fits should know."""
+def _shorter(promised: float, rise: float) -> float:
+    """By how much to shorten a step that rose where it should have fallen: to the lowest point of the parabola through
+    what is known, within reason."""
+    if not math.isfinite(rise):
+        return 1e-3
+    return min(max(promised / (2 * max(rise + promised, 1e-300)), 1e-3), 0.5)
+
+
+def _stopped(t: Tensor, reason: str) -> Tensor:
+    """The end of a search that has not arrived; whoever fits should know."""
     warnings.warn(
-        f"a fit of {t.numel()} parameters stopped at its limit of {max_rounds} steps, short of its optimum: "
-        "are some of the logits extreme, or wrong?",
+        f"a fit of {t.numel()} parameters stopped short of its optimum ({reason}): are some of the logits extreme, or wrong?",
         FedCalWarning,
         stacklevel=2,
     )

@@ -15,7 +15,7 @@ from fedcal.calibrate.rounds import Calibration, advance, begin, check_method, n
 from fedcal.calibrate.scaler_file import load_scaler, method_of, save_scaler
 from fedcal.calibrate.scalers import Params
 from fedcal.checks import check_whole
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, counted, unknown
 from fedcal.exchange.checks import (
     SCHEMA,
     Expected,
@@ -119,7 +119,9 @@ def add(folder: Path, answers: list[Path], without: list[str]) -> Server:
     """The round's answers added up: the next question, or the scaler. Nothing is written unless all is well."""
     server = replay(folder)
     if server.done:
-        raise FedCalError(f"{folder} is done after {server.round - 1} rounds: its scaler is {server.current()}")
+        raise FedCalError(
+            f"{folder} is done after {counted(server.round - 1, 'round')}: its scaler is {server.current()}"
+        )
     for site in without:
         if site not in server.sites:
             raise unknown("site", site, server.sites)

@@ -37,7 +37,7 @@ def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Pat
     own = _own_before(state, header, site)
     sent = plain(sent)
     rng = torch_rng(header["seed"], "scaler", header["round"] - 1, site)
-    update = method.client(sent, own, logits, labels, rng)
+    update = method.client(sent, own, logits.double(), labels, rng)
     said = {key: header[key] for key in ("federation", "round", "n_classes")} | {"site": site, "n": len(labels)}
     # Logits beyond all measure show here first.
     check_size(Reply(site, update.content, len(labels), header["n_classes"], sent))
@@ -48,10 +48,16 @@ def answer(question: Path, samples: tuple[Tensor, Tensor], site: str, state: Pat
 
 
 @one_thread()
-def finish(scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state: Path, out: Path) -> bool:
-    """The site's scaler: the global one and its own part. True if it took part, so that there was a state to go by."""
+def finish(
+    scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state: Path, out: Path, probs: bool = False
+) -> bool:
+    """The site's scaler: the global one and its own part. True if it took part, so that there was a state to go by.
+
+    `probs` says what the site's scores were, which the server does not know: its scaler takes the same from then on.
+    """
     final = load_scaler(scaler)
-    logits, labels = samples
+    final.probs = probs
+    logits, labels = samples[0].double(), samples[1]
     final.check_width(logits)
     took_part = state.exists()
     own = unnest("after", _read_state(state, site)[0]) if took_part else {}

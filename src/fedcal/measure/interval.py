@@ -56,6 +56,7 @@ def critical(level: float) -> float:
 
 def excess(x: np.ndarray) -> np.ndarray:
     """E|N(x, 1)| − x for x ≥ 0, without loss of digits where x is large."""
+    x = np.minimum(x, 40.0)  # beyond, it is nothing
     return 2 * (np.exp(-x * x / 2) / np.sqrt(2 * np.pi) - x * ndtr(-x))
 
 
@@ -100,9 +101,10 @@ def _high(n: np.ndarray, confidence: np.ndarray, gap: np.ndarray, within: np.nda
     # The bias that even gaps proportional to σ_b leave. σ_b comes from the mean deviation: in a sparse bin it is less
     # than the binomial's standard deviation, and so is the bias.
     deviation = np.sqrt(np.pi / 2) * mean_deviation(n, confidence)
-    x = np.minimum((measured + extra) / max(deviation.sum(), TINY), 40.0)
+    x = (measured + extra) / max(deviation.sum(), TINY)
     mean = measured + extra + deviation.sum() * excess(x)
-    variance = variance - deviation @ deviation * excess(x) * (excess(x) + 2 * x)  # that of |N(x, 1)| is under 1
+    rest = excess(x)
+    variance = variance - deviation @ deviation * rest * (rest + 2 * np.minimum(x, 40.0))  # of |N(x, 1)| it is under 1
     room = measured - mean + z * np.sqrt(np.maximum(variance, 0.0))  # negative: this ECE is rejected
     last = int(np.flatnonzero(room > 0)[-1]) if (room > 0).any() else -1
     return float(min(1.0, (measured + _zero(room, last + 1) * most) / total))

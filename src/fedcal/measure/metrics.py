@@ -14,7 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.checks import as_tensor, check_labels_alone, check_matrix, check_measured, check_probs, check_whole
+from fedcal.checks import (
+    as_tensor,
+    check_labels_alone,
+    check_matrix,
+    check_measured,
+    check_probs,
+    check_whole,
+    log_probs,
+)
 from fedcal.errors import FedCalError
 from fedcal.measure.reliability import Reliability, blocks, class_sums, equal_width, top_label
 
@@ -64,10 +72,9 @@ def rank_of_label(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def nll(probs: Any, labels: Any, *, classes: Any = None) -> float:
-    """Mean negative log-likelihood; a true class of probability 0 counts with the smallest positive number's log."""
+    """Mean negative log-likelihood; a probability of 0 counts as the smallest positive float32, as everywhere here."""
     probs, labels = _checked(probs, labels, classes)
-    own = probs.double().gather(1, labels[:, None])
-    return float(-own.clamp_min(torch.finfo(torch.float64).tiny).log().mean())
+    return float(-log_probs(probs.gather(1, labels[:, None])).mean())
 
 
 def brier(probs: Any, labels: Any, *, classes: Any = None) -> float:

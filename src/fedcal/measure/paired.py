@@ -7,7 +7,8 @@ e = confidence − correct. The sum over clients gives the covariance of all bin
     T_a − T_b,    T_v = Σ_bins |S_v| / n
 
 The bias of T_a (see `interval.py`) can only make the difference too large, that of T_b only too small; each is bounded by
-its largest plausible value. `experiments/ece_difference.py` measures coverage and power.
+its largest plausible value. Nor can the difference lie beyond what the intervals of the two ECEs allow.
+`experiments/ece_difference.py` measures coverage and power.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from fedcal.errors import FedCalError, unknown
-from fedcal.measure.interval import SHRINK, TINY, critical, excess, largest_bias
+from fedcal.measure.interval import SHRINK, TINY, critical, ece_interval, excess, largest_bias
 from fedcal.measure.metrics import rank_of_label
 from fedcal.measure.reliability import equal_width, find_bins
 
-PARTS = ("errors", "joint", "products")  # of the sums as tensors
+PARTS = ("errors", "confidence", "joint", "products")  # of the sums as tensors
 FINEST = 1024  # bins of all views together: beyond, their joint sums would take too much memory
 Top = tuple[np.ndarray, np.ndarray]  # each sample's confidence, and whether its top class is the label
 Difference = tuple[float, float, float]  # measured, low, high
@@ -39,6 +40,7 @@ class Paired:
     views: tuple[str, ...]
     n: int
     errors: np.ndarray  # (V, B) Σ e
+    confidence: np.ndarray  # (V, B) Σ confidence
     joint: np.ndarray  # (V, B, V, B) samples that one view puts in this bin, and another in that one
     products: np.ndarray  # (V, B, V, B) Σ e · e' of those samples
 
@@ -60,7 +62,8 @@ class Paired:
                 joint[a, :, b], products[a, :, b] = count, product
                 joint[b, :, a], products[b, :, a] = count.T, product.T
         sums = np.stack([np.bincount(i, e, n_bins).astype(float) for i, e in zip(bins, error, strict=True)])
-        return cls(tuple(views), len(error[0]), sums, joint, products)
+        confidence = [np.bincount(i, c, n_bins).astype(float) for i, (c, _) in zip(bins, views.values(), strict=True)]
+        return cls(tuple(views), len(error[0]), sums, np.stack(confidence), joint, products)
 
     def __add__(self, other: Paired) -> Paired:
         if (self.views, self.joint.shape) != (other.views, other.joint.shape):
@@ -72,10 +75,10 @@ class Paired:
         """Of these views only, under other names."""
         places = [self._place(name) for name in names]
         joint, products = (part[places][:, :, places] for part in (self.joint, self.products))
-        return Paired(tuple(names.values()), self.n, self.errors[places], joint, products)
+        return Paired(tuple(names.values()), self.n, self.errors[places], self.confidence[places], joint, products)
 
-    def _sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.errors, self.joint, self.products
+    def _sums(self) -> tuple[np.ndarray, ...]:
+        return self.errors, self.confidence, self.joint, self.products
 
     # --- on the wire -------------------------------------------------------------------------------------------
 
@@ -90,10 +93,10 @@ class Paired:
         bins = first.shape[-1] if first is not None and first.ndim else 0
         for name in PARTS:
             kind = torch.int64 if name == "joint" else torch.float64
-            shape = (len(views), bins) * (1 if name == "errors" else 2)
+            shape = (len(views), bins) * (1 if name in ("errors", "confidence") else 2)
             if name not in tensors or tensors[name].dtype != kind or tuple(tensors[name].shape) != shape:
                 raise FedCalError(f"not paired sums: {name!r} is missing, or of another type or shape")
-        errors, joint, products = (tensors[name].numpy() for name in PARTS)
+        errors, confidence, joint, products = (tensors[name].numpy() for name in PARTS)
         n = int(joint[0, :, 0].sum())
         counts = np.stack([np.diag(joint[v, :, v]) for v in range(len(views))])
         possible = (
@@ -101,10 +104,11 @@ class Paired:
             and (joint.sum((1, 3)) == n).all()
             and (np.abs(products) <= joint * (1 + 1e-9)).all()  # an error is at most 1, and so is a product of two
             and (np.abs(errors) <= counts * (1 + 1e-9)).all()
+            and ((confidence >= 0) & (confidence <= counts * (1 + 1e-9))).all()
         )
         if not possible:  # also where something is not a number
             raise FedCalError("not paired sums: no samples can give them")
-        return cls(views, n, errors, joint, products)
+        return cls(views, n, errors, confidence, joint, products)
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -113,6 +117,8 @@ class Paired:
         if not self.n:
             return float("nan"), float("nan"), float("nan")
         both = [self._place(a), self._place(b)]
+        if self._alike(*both):
+            return 0.0, 0.0, 0.0
         z, n_bins = critical(level), self.errors.shape[1]
         s, size = self.errors[both].ravel(), 2 * n_bins
         products, joint = (t[both][:, :, both].reshape(size, size) for t in (self.products, self.joint))
@@ -128,7 +134,23 @@ class Paired:
         bias_a, bias_b = (deviation * largest_bias(x)).reshape(2, n_bins).sum(1)
         value = float(np.abs(s[:n_bins]).sum() - np.abs(s[n_bins:]).sum()) / self.n
         low, high = value - (bias_a + noise) / self.n, value + (bias_b + noise) / self.n
-        return value, max(-1.0, float(low)), min(1.0, float(high))
+        (low_a, high_a), (low_b, high_b) = (self._interval(view, level) for view in both)  # which bound it as well
+        return value, max(float(low), low_a - high_b), min(float(high), high_a - low_b)
+
+    def _interval(self, view: int, level: float) -> tuple[float, float]:
+        """Of that view's own ECE."""
+        count, confidence = np.diag(self.joint[view, :, view]), self.confidence[view]
+        correct = np.maximum(confidence - self.errors[view], 0.0)
+        return ece_interval(count, correct, confidence, equal_width(len(count)), level)
+
+    def _alike(self, a: int, b: int) -> bool:
+        """Whether two views say the same of every sample."""
+        joint, products = self.joint, self.products
+        return bool(
+            (joint[a, :, a] == joint[a, :, b]).all()
+            and np.allclose(products[a, :, a], products[a, :, b], rtol=1e-12, atol=0)
+            and np.allclose(products[b, :, b], products[a, :, b], rtol=1e-12, atol=0)
+        )
 
     def _place(self, name: str) -> int:
         if name not in self.views:

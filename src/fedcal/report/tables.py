@@ -45,11 +45,6 @@ def size(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
-def counted(count: int, noun: str) -> str:
-    """1 round, 2 rounds."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def digits(results: Results) -> int:
     """Digits of a percentage: the second one is noise unless the test set is large."""
     return 2 if max(m["global"].get("n") or 0 for m in results["methods"].values()) >= 5000 else 1

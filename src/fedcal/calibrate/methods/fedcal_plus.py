@@ -136,7 +136,7 @@ class FedCalPlus(Additive):
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         u = self._posterior(params, logits)
         if "order" not in params:
-            return u
+            return keep_order(u, logits) if self.accuracy == "keep" else u
         own = params["order"][0] * centre(logits)
         v = maps.map_log_odds(params, *maps.log_odds(u, own.argmax(1)))
         lowest = -torch.log(torch.tensor(logits.shape[1] - 1.0, dtype=torch.float64))
