@@ -235,3 +235,23 @@ def test_no_warning_where_there_is_nothing_to_say():
 def test_errors_name_the_kind():
     with pytest.raises(FedCalError, match="probs must be True or False"):
         fedcal.FederatedCalibrator(probs="yes").fit([(LOGITS, LABELS)])
+
+
+def test_masked_and_missing_values_are_refused():
+    z, y = np.eye(3), np.arange(3)
+    mask = np.array([True, False, False])
+    with pytest.raises(FedCalError, match="logits have masked values"):
+        fedcal.calibrate([(np.ma.MaskedArray(z, mask=np.tile(mask, (3, 1))), y)], "fed-ts")
+    with pytest.raises(FedCalError, match="labels have masked values"):
+        fedcal.calibrate([(z, np.ma.MaskedArray(y, mask=mask))], "fed-ts")
+    assert fedcal.calibrate([(np.ma.MaskedArray(z, mask=False), y)], "fed-ts", probs=False).n_classes == 3
+    for labels in (["a", float("nan"), "b"], ["a", 3, "b"], ["a", None, "b"]):
+        with pytest.raises(FedCalError, match="all numbers or all strings"):
+            fedcal.calibrate([(z, labels)], "fed-ts", probs=False)
+
+
+def test_zero_probabilities_count_the_same_everywhere():
+    p, y = np.array([[1.0, 0.0], [0.4, 0.6]]), [1, 1]
+    expected = -(np.log(np.finfo(np.float32).tiny) + np.log(0.6)) / 2
+    assert fedcal.nll(p, y) == pytest.approx(expected)
+    assert fedcal.calibrate([(p, y)], "uncal", probs=True).apply(p)[0, 1] == pytest.approx(2 * -expected - np.log(0.6))

@@ -57,6 +57,25 @@ def keep() -> Calibration:
 # --- PyTorch -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("output", ["probabilities", "logits"])
+@pytest.mark.parametrize("name", ["fedcal", "fedcal-literal", "fed-op", "ens", "fed-ts", "fed-hist"])
+def test_decisions_stay_with_gradients_and_in_float32(name, output, scale):
+    """A plain call, without `no_grad`: a scaler that keeps the order keeps the model's decisions."""
+    logits = (scale * site(300, 3)[0].float()).requires_grad_()
+    out = CalibratedModel(nn.Identity(), fitted(name), output=output)(logits)
+    assert out.dtype == torch.float32 and torch.equal(out.argmax(1), logits.argmax(1))
+    if name != "fed-hist":  # the gradient of a lift is not defined where a class's share vanishes
+        out.sum().backward()
+        assert logits.grad is not None and bool(logits.grad.isfinite().all())
+
+
+def test_logits_beyond_all_measure_give_probabilities():
+    row = torch.tensor([[1.7e308, 1.7e308, -1.7e308, 0.0]], dtype=torch.float64)
+    calibration = fitted("fedcal-plus")
+    assert torch.equal(CalibratedModel(nn.Identity(), calibration)(row), calibration.predict_proba(row))
+
+
 @pytest.mark.parametrize("client", [None, 0])
 @pytest.mark.parametrize("name", METHODS)
 @torch.no_grad()

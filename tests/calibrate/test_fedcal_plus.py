@@ -46,3 +46,29 @@ def test_the_prior_shift_can_be_left_out_of_improve():
     assert "law" not in fitted.params
     logits = clients["A"][0]
     assert np.array_equal(fitted.predict_proba(logits, "A"), fitted.predict_proba(logits))
+
+
+@pytest.mark.parametrize("informed", [True, False])
+def test_keep_keeps_near_ties(informed):
+    """Two logits that differ in their last bit: scaling or centring alone would tie or swap them."""
+    rng = np.random.default_rng(0)
+    a = 3 * rng.normal(size=2000)
+    near = np.stack([a, np.nextafter(a, np.inf), a - 5, a - 9], axis=1)
+    few, many = (near[:20], np.arange(20) % 4), (near, rng.integers(4, size=2000))
+    for clients in ([few], [many]):
+        fitted = fedcal.calibrate(clients, "fedcal-plus", accuracy="keep", informed=informed)
+        for scale in (1.0, 10.0):
+            assert (fitted.predict_proba(scale * near).argmax(1) == (scale * near).argmax(1)).all()
+
+
+def test_rows_in_a_pattern_are_fitted_as_any_others():
+    """Beyond 50,000 samples a share of them chooses the map: it must not hold every fourth class alone."""
+    rng = np.random.default_rng(1)
+    n, k = 200_000, 4
+    y = np.arange(n) % k
+    z = 2 * rng.normal(size=(n, k))
+    z[np.arange(n), y] += 12
+    noise = rng.random(n) < 0.05
+    z[noise] = 2 * rng.normal(size=(int(noise.sum()), k))
+    fitted = fedcal.calibrate([(z[: n // 2], y[: n // 2]), (z[n // 2 :], y[n // 2 :])], accuracy="keep")
+    assert fedcal.ece(fitted.predict_proba(z), y) < 0.01

@@ -93,3 +93,10 @@ def test_parts_by_other_means():
     rng = np.random.default_rng(1)
     hits = rng.binomial(7, 0.83, 10**6)
     assert mean_deviation(np.array([7]), np.array([0.83]))[0] == pytest.approx(np.abs(hits - 7 * 0.83).mean(), abs=5e-3)
+
+
+def test_many_sure_samples_half_of_them_wrong():
+    """A gap of thousands of standard errors overflows nothing."""
+    bins = Reliability.of(np.tile([1.0, 0.0], (60_000, 1)), np.arange(60_000) % 2)
+    low, high = bins.interval()
+    assert low < 0.5 < high < 0.51

@@ -131,3 +131,20 @@ def test_what_no_samples_can_give_is_refused(damage):
     damage(tensors)
     with pytest.raises(FedCalError, match="not paired sums"):
         Paired.from_tensors(whole.views, tensors)
+
+
+def test_a_view_does_not_differ_from_itself():
+    views = drawn(400)
+    views["same"] = views["good"]
+    assert Paired.of(views).difference("good", "same") == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("n", [5, 40, 400])
+def test_the_difference_lies_within_what_the_single_intervals_allow(n):
+    views = drawn(n)
+    paired = Paired.of(views)
+    intervals = {name: Reliability.of_top(c, y, EDGES).interval() for name, (c, y) in views.items()}
+    for a, b in (("good", "bold"), ("bold", "other")):
+        value, low, high = paired.difference(a, b)
+        (low_a, high_a), (low_b, high_b) = intervals[a], intervals[b]
+        assert low_a - high_b - 1e-9 <= low <= value <= high <= high_a - low_b + 1e-9
