@@ -72,7 +72,7 @@ LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
     "logits objects": (lambda: calibrate(LOGITS.astype(object)), "numeric array"),
     "logits ragged": (lambda: calibrate([[1, 2, 3], [4, 5]]), "numeric array"),
     "logits complex": (lambda: calibrate(LOGITS.astype(complex)), "real numbers"),
-    "labels too high": (lambda: calibrate(labels=spoilt(LABELS, 7)), "0..2: found 7 (or give `classes`)"),
+    "labels too high": (lambda: calibrate(labels=spoilt(LABELS, 7)), "0..2: found 7; or name them by `classes`"),
     "labels negative": (lambda: calibrate(labels=spoilt(LABELS, -1)), "0..2: found -1"),
     "labels with fractions": (lambda: calibrate(labels=LABELS + 0.5), "whole numbers: found 0.5"),
     "labels NaN": (lambda: calibrate(labels=spoilt(LABELS, np.nan)), "client 0: labels must be finite"),

@@ -280,7 +280,11 @@ def test_measuring_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [((-0.05, -0.07, -0.02), "5.00% lower"), ((0.01, -0.02, 0.03), "1.00% higher"), ((0.02, 0.01, 0.03), "a clear")],
+    [
+        ((-0.05, -0.07, -0.02), "5.00 points lower"),
+        ((0.01, -0.02, 0.03), "1.00 points higher"),
+        ((0.02, 0.01, 0.03), "a clear"),
+    ],
 )
 def test_a_change_in_words(change: tuple[float, float, float], said: str) -> None:
     text = own_logits.in_words(change)

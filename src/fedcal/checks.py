@@ -179,7 +179,10 @@ def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "label
     if classes is not None:
         return torch.from_numpy(to_columns(labels, classes))
     if labels.dtype.kind == "U":
-        raise FedCalError(f"{what} are strings, such as {str(labels[0])!r}: give `classes`, the label of each column")
+        raise FedCalError(
+            f"{what} are strings, such as {str(labels[0])!r}: "
+            "give `classes` (--classes at the command line), the label of each column"
+        )
     if labels.dtype.kind == "f":
         whole = labels % 1 == 0
         if not whole.all():
@@ -188,7 +191,9 @@ def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "label
     low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
     if low < 0 or high >= n_classes:
         worst = high if high >= n_classes else low
-        raise FedCalError(f"{what} must lie in 0..{n_classes - 1}: found {worst} (or give `classes`)")
+        raise FedCalError(
+            f"{what} must lie in 0..{n_classes - 1}: found {worst}; or name them by `classes` (--classes at the command line)"
+        )
     return torch.from_numpy(_plain(labels.astype(np.int64, copy=False)))
 
 

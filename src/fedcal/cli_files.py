@@ -28,7 +28,8 @@ Options = Annotated[
     list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="An option of the method; may be repeated.")
 ]
 Accuracy = Annotated[
-    str | None, typer.Option(help="fedcal-plus: keep the order of classes, or improve it. (default: improve)")
+    str | None,
+    typer.Option(help="fedcal-plus: keep every decision of the model, at clients too, or improve. (default: improve)"),
 ]
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help="One .npz, .csv or .parquet per site, or with a column `site`.")
@@ -38,7 +39,7 @@ Classes = Annotated[
     typer.Option(
         "--classes",
         metavar="A,B,…",
-        help="The label of each column, in order, where labels are not 0, 1, …. (default: the labels found, sorted)",
+        help="The label of each column, in order, where labels are not 0, 1, …. (default: strings are sorted)",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]

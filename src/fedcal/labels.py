@@ -89,7 +89,7 @@ def find_classes(labels: Iterable[np.ndarray], n_classes: int, classes: Any = No
         if len(found) != n_classes:
             raise FedCalError(
                 f"{len(found)} different labels for {n_classes} columns: "
-                f"use 0..{n_classes - 1}, or give `classes`, the label of each column"
+                f"use 0..{n_classes - 1}, or give `classes` (--classes at the command line), the label of each column"
             )
         if all(label.isdecimal() for label in found) and sorted(found, key=int) != found.tolist():
             raise FedCalError("labels are numbers written as text, whose order is unclear: give `classes`")

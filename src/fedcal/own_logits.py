@@ -128,9 +128,11 @@ def estimate(fitted: Calibration, held: Sites) -> Measured:
 def in_words(change: Difference) -> str:
     """What a difference of two ECEs on the same samples allows to say."""
     value, low, high = change
-    size = f"{abs(value):.2%} lower" if value < 0 else f"{value:.2%} higher"
+    if low == high == 0:
+        return "the same ECE: nothing changed on these samples"
+    size = f"{abs(100 * value):.2f} points {'lower' if value < 0 else 'higher'}"
     verdict = "not told apart" if low <= 0 <= high else "a clear difference"
-    return f"ECE {size} (95 % interval of the change {low:+.2%} to {high:+.2%}): {verdict} on these samples"
+    return f"ECE {size} (95 % interval of the change {100 * low:+.2f} to {100 * high:+.2f}): {verdict} on these samples"
 
 
 def summary(name: str, final: Calibration, sites: Sites, seed: int, judged: Measured | None) -> Any:

@@ -5,6 +5,7 @@ import io
 
 from rich.console import Console
 
+from fedcal.errors import counted
 from fedcal.report import latex, markdown, tables, terminal
 from fedcal.report.tables import COLUMNS, lowest, percent, rows, size
 
@@ -123,5 +124,5 @@ def test_formats():
         "22.1 kB",
         "1.2 MB",
     ]
-    assert [tables.counted(n, "round") for n in (0, 1, 2)] == ["0 rounds", "1 round", "2 rounds"]
+    assert [counted(n, "round") for n in (0, 1, 2)] == ["0 rounds", "1 round", "2 rounds"]
     assert [percent(None), percent(0.1234), percent(0.1234, 2)] == ["–", "12.3", "12.34"]

@@ -307,9 +307,9 @@ def calibrate(
             however many there are. A client's own scaler is then made on demand, by `welcome`.
         probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
         classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
-            labels of all clients (of a stream: strings, all of which the first client has), sorted, where they are as
-            many as the columns.
-        options: the method's options, e.g. `net="raw"` for fedcal.
+            strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
+        options: the method's options, e.g. `accuracy="keep"` for fedcal-plus, which leaves every decision of the model as it
+            is (add `prior_shift=True` for clients' own scalers that may move theirs), or `net="raw"` for fedcal.
     """
     chosen = check_method(method, options)
     rounds = chosen.rounds if rounds is None else check_whole(rounds, "rounds", low=0)

@@ -91,21 +91,30 @@ def lowest(results: Results) -> str | None:
 
 
 def best(results: Results) -> set[str]:
-    """The method with the lowest global ECE, and those that the test samples do not tell apart from it."""
+    """The method with the lowest global ECE, and those that the test samples do not tell apart from it.
+
+    None where that would be all of several: then no method stands out.
+    """
     least = lowest(results)
     if least is None:
         return set()
     known = [name for name, m in results["methods"].items() if name != POOLED and m["global"]["ece"] is not None]
-    return {least} | {name for name in known if compare(results, name, least) == "unclear"}
+    found = {least} | {name for name in known if compare(results, name, least) == "unclear"}
+    return set() if len(found) == len(known) > 1 else found
 
 
 def note(results: Results) -> str:
     """What the marks in the table mean."""
     pooled = f" ({POOLED} looks at pooled calibration data: a reference)" if POOLED in results["methods"] else ""
+    marks = (
+        "Bold: the lowest global ECE, and every one that cannot be told apart from it on the same samples,"
+        if best(results)
+        else "These samples tell no method from the one with the lowest ECE,"
+    )
     return (
-        "Bold: the lowest global ECE, and every one that cannot be told apart from it on the same samples, among the "
-        f"methods that need no pooled validation set{pooled}. Brackets: 95 % interval. Floor: the ECE a perfectly "
-        "calibrated model would show on as many samples. Sent in all: by a client, over all rounds of the calibration."
+        f"{marks} among the methods that need no pooled validation set{pooled}. Brackets: 95 % interval. "
+        "Floor: the ECE a perfectly calibrated model would show on as many samples. "
+        "Sent in all: by a client, over all rounds of the calibration."
     )
 
 
@@ -126,10 +135,12 @@ def terminal(results: Results) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, padding=0, caption=note(results), caption_justify="left")
     table.add_column("Method", no_wrap=True)
-    shown = columns(results)
-    for column in shown:
-        table.add_column(column.title, justify="right", no_wrap=column.bold)
-    for row in rows(results):
+    shown, body = columns(results), rows(results)
+    for number, column in enumerate(shown):  # lines may be broken between words only
+        words = " ".join([column.title, *(row.cells[number] for row in body)]).split()
+        widest = max(len(word) for word in words)
+        table.add_column(column.title, justify="right", no_wrap=column.bold, min_width=widest)
+    for row in body:
         table.add_row(escape(row.method), *_marked(row, shown, "[bold]{}[/bold]", stacked))
     return table
 

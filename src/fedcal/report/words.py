@@ -94,5 +94,5 @@ def _clients(results: Results, name: str) -> str:
     floor = _percent(own.get("ece_floor"), d)
     return (
         f"On the clients' own test sets the mean ECE is {start}{_percent(local['ece'], d)} with the global "
-        f"scaler and {_percent(own['ece'], d)} with each client's own (noise floor {floor})."
+        f"scaler and {_percent(own['ece'], d)} with each client's own (the last one's noise floor: {floor})."
     )

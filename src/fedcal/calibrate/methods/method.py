@@ -41,7 +41,7 @@ class Method(ABC):
 
     leaves: ClassVar[str]  # what leaves a client
     additive: ClassVar[bool] = False  # the server only adds updates up: secure aggregation can do that
-    needs_pooled_data: ClassVar[bool] = False  # an upper bound, not a federated method
+    needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
 
     summary: str = ""
     schedule: Literal["interleaved", "post-hoc"] = "post-hoc"  # within Algorithm 1, or on the frozen final model only

@@ -1,4 +1,4 @@
-"""Val. TS: one temperature for everybody's pooled calibration data: the paper's upper bound, not a federation."""
+"""Val. TS: one temperature for everybody's pooled calibration data: the paper's reference, not a federation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ValTS(Averaged):
     leaves = "every calibration logit and label"
     needs_pooled_data = True
 
-    summary: str = "temperature on the pooled calibration data (upper bound)"
+    summary: str = "temperature on the pooled calibration data (a reference)"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return {"temperature": torch.ones((), dtype=torch.float64)}
