@@ -139,7 +139,8 @@ def terminal(results: Results) -> Table:
     for number, column in enumerate(shown):  # lines may be broken between words only
         words = " ".join([column.title, *(row.cells[number] for row in body)]).split()
         widest = max(len(word) for word in words)
-        table.add_column(column.title, justify="right", no_wrap=column.bold, min_width=widest)
+        title = column.title.replace(" ", "\n", 1) if column.bold else column.title
+        table.add_column(title, justify="right", no_wrap=column.bold, min_width=widest)
     for row in body:
         table.add_row(escape(row.method), *_marked(row, shown, "[bold]{}[/bold]", stacked))
     return table
