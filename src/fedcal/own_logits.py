@@ -21,17 +21,8 @@ from fedcal.seeds import numpy_rng
 
 Sites = Mapping[str, tuple[Tensor, Tensor]]
 HELD_OUT = 5  # one sample of so many is held out for the estimate
-COLUMNS = [
-    "",
-    "n",
-    "ECE %",
-    "95 %",
-    "floor %",
-    "class %",
-    "NLL",
-    "Brier",
-    "right %",
-]  # floor: of the ECE; class: classwise ECE
+# floor: of the ECE; class: classwise ECE
+COLUMNS = ["", "n", "ECE %", "95 %", "floor %", "class %", "NLL", "Brier", "right %"]
 POOLED = "pooled"
 
 

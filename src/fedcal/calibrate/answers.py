@@ -32,10 +32,10 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate import maps
-from fedcal.calibrate.fit import BLOCK, KEPT, temperature_sums
+from fedcal.calibrate.fit import KEPT, temperature_sums
 from fedcal.calibrate.folds import FOLDS, folds, part
 from fedcal.calibrate.linear import Curvature, apply_linear, centred_columns, curvature_sums, linear_sums
-from fedcal.calibrate.scalers import Params
+from fedcal.calibrate.scalers import BLOCK, Params
 from fedcal.errors import FedCalError
 from fedcal.store import nest, unnest
 
@@ -165,7 +165,7 @@ def _rows(site: Site, share: float, folded: bool) -> tuple[Tensor, list[int]]:
 
     A sample's fold is the one that it has among all samples of its client.
     """
-    if len(site.counts) == 1 and share == 1:  # no copies of as many numbers as there are samples, but for the order
+    if len(site.counts) == 1 and share == 1:  # the general case below would hold several arrays of the samples' length
         own = folds(site.logits, site.labels)
         return own.argsort(stable=True), own.bincount(minlength=FOLDS).tolist()
     rows, fold, first = [], [], 0

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from fedcal.calibrate.folds import folds
-from fedcal.calibrate.scalers import T_MAX, T_MIN, Params, unflatten
+from fedcal.calibrate.scalers import BLOCK, T_MAX, T_MIN, Params, unflatten
 
-BLOCK = 1 << 16  # logits handled at once: what fits a core's cache
-KEPT = 1 << 18  # logits of a client that are kept as the sums need them; of more, that is worked out anew each time
+KEPT = 1 << 18  # logits of a client that are kept in the form that sums need; more are converted anew each time
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,7 @@ class Calibration:
     program: Program | None = None  # an additive method's server, waiting for the answer to its question
     question: Params = field(default_factory=dict)
     sites: dict[tuple[str, ...], Site] = field(default_factory=dict)  # its clients' samples, while it asks
-    part: list[tuple[str, ...]] | None = (
-        None  # the clients that have a share of the samples to answer about, once known
-    )
+    part: list[tuple[str, ...]] | None = None  # clients with samples in the share that is asked about, once known
     rounds: int = 0
     bytes_up: int = 0  # a client's largest message up and down so far, and all of them together
     bytes_down: int = 0
@@ -202,8 +200,11 @@ def _additive_round(state: Calibration, method: Additive, samples: Mapping[str, 
 
 
 def _groups(samples: Mapping[str, Samples]) -> Iterable[tuple[str, ...]]:
-    """The clients that answer as one. In a simulation of many small ones, what a reply costs is mostly the call itself:
-    their samples are put together, up to a block of them. Sums are the same but for rounding."""
+    """The clients that answer as one.
+
+    With many small clients in memory, a reply costs mostly the call itself. So their samples are put together, up to GROUP
+    logits; the sums differ by rounding only.
+    """
     if isinstance(samples, Stream) or len(samples) < MANY:
         return ((name,) for name in samples)
     groups: list[tuple[str, ...]] = []

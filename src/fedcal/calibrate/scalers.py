@@ -20,11 +20,9 @@ from fedcal.threads import one_thread
 
 Params = dict[str, Tensor]
 
-T_MIN, T_MAX = (
-    0.05,
-    20.0,
-)  # no real model needs a temperature beyond these: a fit that ends there had no optimum
-ROWS = 1 << 16  # logits handled at once
+# No real model needs a temperature beyond these: a fit that ends there had no optimum.
+T_MIN, T_MAX = 0.05, 20.0
+BLOCK = 1 << 16  # logits handled at once: what fits a core's cache
 IDENTITY = math.log(math.e - 1)  # softplus of this is 1
 
 
@@ -90,9 +88,7 @@ def order_preserving(params: Params, logits: Tensor, sorted_input: bool = False)
 
 def _ranked(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Each row in falling order, and where it came from."""
-    if (
-        torch.compiler.is_compiling()
-    ):  # ONNX has no stable sort; how ties are broken makes no difference to their values
+    if torch.compiler.is_compiling():  # ONNX has no stable sort; how ties are broken does not change their values
         return logits.topk(logits.shape[1], dim=1)
     return logits.sort(dim=1, descending=True, stable=True)
 
@@ -157,8 +153,8 @@ def ordered_softmax(u: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 
 @one_thread()
 def by_rows(function: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
-    """A function of single rows, some of them at a time: memory for the result, and little else."""
-    rows = max(1, ROWS // logits.shape[1])
+    """Apply a function of single rows to a block of them at a time: memory for the result, and little else."""
+    rows = max(1, BLOCK // logits.shape[1])
     if len(logits) <= rows:
         return function(logits)
     out = torch.empty(logits.shape, dtype=torch.float64)

@@ -110,7 +110,7 @@ def fit_linear(
         solvers = {fold: newton(at[fold], prior, tol) for fold, (_, prior) in begins.items()}
         return (yield from lockstep(f"newton/{family}", solvers))
     if family != "matrix" or clients.k > BLOCKS_MAX:
-        tol = max(tol**2, 1e-14)  # of L-BFGS, what is left is left
+        tol = max(tol**2, 1e-14)  # Newton's last step squares what is left; L-BFGS has no such step
         solvers = {fold: lbfgs(at[fold], prior, by_class, tol) for fold, (_, prior) in begins.items()}
         return (yield from lockstep(f"diagonal/{family}", solvers))
     if clients.blocks is None:  # any fold's map will do to precondition with

@@ -87,10 +87,8 @@ def _resnet(n: int) -> Callable[[Shape, int], nn.Module]:
     def build(shape: Shape, n_classes: int) -> nn.Module:
         channels, _, _ = _image(shape, f"resnet{6 * n + 2}", least=8)
         widths = [16] * (n + 1) + [32] * n + [64] * n
-        stem = [
-            nn.Conv2d(channels, 16, 3, 1, 1, bias=False),
-            NormReLU(16),
-        ]  # made first: layers draw their weights in turn
+        # In this order: layers draw their weights one after the other.
+        stem = [nn.Conv2d(channels, 16, 3, 1, 1, bias=False), NormReLU(16)]
         blocks = [Block(a, b, 1 if a == b else 2) for a, b in itertools.pairwise(widths)]
         return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, n_classes))
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fedcal.calibrate import scalers
 from fedcal.calibrate.answers import Site, sum_of
-from fedcal.calibrate.fit import BLOCK, Adam
+from fedcal.calibrate.fit import Adam
 from fedcal.calibrate.methods.method import Additive, Update
-from fedcal.calibrate.scalers import Params
+from fedcal.calibrate.scalers import BLOCK, Params
 from fedcal.calibrate.solve import Program
 from fedcal.seeds import torch_rng
 

@@ -25,12 +25,11 @@ from torch import Tensor
 
 from fedcal.calibrate import maps, prior_shift
 from fedcal.calibrate.answers import ALL, Site
-from fedcal.calibrate.fit import BLOCK
 from fedcal.calibrate.folds import FOLDS
 from fedcal.calibrate.linear import FAMILIES, centre
 from fedcal.calibrate.methods.fed_linear import first_stage
 from fedcal.calibrate.methods.method import Additive, Update
-from fedcal.calibrate.scalers import Params, keep_order
+from fedcal.calibrate.scalers import BLOCK, Params, keep_order
 from fedcal.calibrate.solve import Program, Sums
 from fedcal.calibrate.stages import (
     FITTING,
