@@ -202,6 +202,7 @@ def answer(question: Params, site: Site) -> Params:
             )
         about = {name: value for name, value in question.items() if name.split("/")[0] == kind}
         found |= ANSWERS[kind](samples, about, question)
+    samples.watched = None  # of use within one request only, and as long as the samples
     return found
 
 
