@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import fedcal
-from fedcal.flower import launch
-from fedcal.store import read_json, read_tensors
+from fedcal.base.store import read_json, read_tensors
+from fedcal.transport.flower import launch
 
 PATIENCE = 420.0
 

@@ -16,10 +16,10 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedcal.flower import CalibratedStrategy, LocalGrid, calibration_mod
+from fedcal.base.seeds import numpy_rng, torch_rng
 from fedcal.learn.local import SGD, predict, train_locally
 from fedcal.learn.models import build
-from fedcal.seeds import numpy_rng, torch_rng
+from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod
 
 SHAPES = {"cnn": (1, 28, 28), "resnet14": (3, 32, 32)}
 SAMPLES, HELD_OUT, NODES, ROUNDS = 500, 100, 3, 3

@@ -17,8 +17,8 @@ from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
 import fedcal
-from fedcal import federation
-from fedcal.flower import CalibratedStrategy, ExactFedAvg, LocalGrid, Privacy, calibration_mod, task
+from fedcal.simulate import federation
+from fedcal.transport.flower import CalibratedStrategy, ExactFedAvg, LocalGrid, Privacy, calibration_mod, task
 
 REPEATS, DELTA, CLIP, ROUNDS = 10, 1e-4, 2.0, 6
 CONFIG = fedcal.Config(

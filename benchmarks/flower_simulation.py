@@ -23,8 +23,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 import fedcal
-from fedcal.flower import CalibratedStrategy, ExactFedAvg, task
-from fedcal.flower.app.client_app import app as node_app
+from fedcal.transport.flower import CalibratedStrategy, ExactFedAvg, task
+from fedcal.transport.flower.app.client_app import app as node_app
 
 NODES = int(sys.argv[1]) if len(sys.argv) > 1 else 200
 CONFIG = fedcal.Config(

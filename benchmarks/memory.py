@@ -53,7 +53,7 @@ def predict(method: str, samples: int, classes: int) -> tuple[Callable[[], objec
 
 def evaluate(_: str, samples: int, classes: int) -> tuple[Callable[[], object], int]:
     """`fedcal evaluate` on one file."""
-    from fedcal.cli import main as fedcal
+    from fedcal.cli.main import main as fedcal
 
     folder = TemporaryDirectory()
     data = make_clients(1, samples, classes)["client-00000"]

@@ -6,7 +6,7 @@ import torch
 from sklearn.calibration import _TemperatureScaling
 from timing import Row, side_by_side
 
-from fedcal.calibrate.fit import fit_temperature
+from fedcal.exact.temperature import fit_temperature
 
 SIZES = (10_000, 10), (100_000, 10), (50_000, 100)
 

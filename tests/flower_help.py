@@ -1,4 +1,4 @@
-"""What the tests of fedcal.flower share: the simulator's federation, and the same over nodes in one process."""
+"""What the tests of fedcal.transport.flower share: the simulator's federation, and the same over nodes in one process."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 import torch
 
 import fedcal
-from fedcal import federation
-from fedcal.calibrate.methods import get_method
-from fedcal.calibrate.rounds import begin
-from fedcal.federation import Federation
 from fedcal.measure.tally import pooled
+from fedcal.methods import get_method
+from fedcal.protocol.rounds import begin
+from fedcal.simulate import federation
+from fedcal.simulate.federation import Federation
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp.strategy import Strategy
 
-from fedcal.flower import CalibratedStrategy, ExactFedAvg, LocalGrid
-from fedcal.flower.app.client_app import app as client_app
+from fedcal.transport.flower import CalibratedStrategy, ExactFedAvg, LocalGrid
+from fedcal.transport.flower.app.client_app import app as client_app
 
 ROUNDS = 3
 

@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 
 import fedcal
 from fedcal import Config, FedCalError, Reliability
-from fedcal.calibrate.scalers import init_mlp
-from fedcal.cli import main
+from fedcal.cli.main import main
 from fedcal.data.sources import SOURCES
+from fedcal.nets.mlp import init_mlp
 
 LOGITS = np.random.default_rng(0).normal(size=(12, 3))
 LABELS = np.arange(12) % 3
@@ -506,7 +506,7 @@ def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path: Path) -
     ids=["usage", "files"],
 )
 def test_process(command: str, word: str, place: Path) -> None:
-    code = "import sys; from fedcal.cli import main; main(sys.argv[1:])"
+    code = "import sys; from fedcal.cli.main import main; main(sys.argv[1:])"
     done = subprocess.run([sys.executable, "-c", code, *command.split()], capture_output=True, text=True)
     assert done.returncode == 2
     assert_one_line(done.stderr, word)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from fedcal.calibrate.methods import METHODS
-from fedcal.cli import app
+from fedcal.cli.main import app
 from fedcal.data import DATASETS
+from fedcal.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

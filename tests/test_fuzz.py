@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import fedcal
 from fedcal import FedCalError
-from fedcal.calibrate.fit import Training
+from fedcal.nets.train import Training
 from grid_cases import EXACT, MAY_REORDER, check_order, check_probabilities, pool, probabilities
 
 EXAMPLES = int(os.environ.get("FEDCAL_FUZZ", "20"))

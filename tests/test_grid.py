@@ -15,7 +15,7 @@ import pytest
 
 import fedcal
 from fedcal import FedCalError
-from fedcal.calibrate.fit import Training
+from fedcal.nets.train import Training
 from grid_cases import (
     CASES,
     EXACT,

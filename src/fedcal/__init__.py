@@ -3,19 +3,19 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedcal.calibrate.matching import match
-from fedcal.calibrate.methods import METHODS
-from fedcal.calibrate.rounds import Calibration, calibrate
-from fedcal.calibrate.scaler_file import load_scaler, save_scaler
-from fedcal.config import Config
 from fedcal.errors import FedCalError, FedCalWarning
 from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_mass_ece, mce, nll, top_k
 from fedcal.measure.reliability import Reliability
-from fedcal.run import run
+from fedcal.methods import METHODS
+from fedcal.nets.matching import match
+from fedcal.protocol.rounds import Calibration, calibrate
+from fedcal.protocol.scaler_file import load_scaler, save_scaler
+from fedcal.simulate.config import Config
+from fedcal.simulate.runs import run
 
 if TYPE_CHECKING:
-    from fedcal.estimator import FederatedCalibrator
-    from fedcal.serving import CalibratedModel, export_onnx
+    from fedcal.serve.estimator import FederatedCalibrator
+    from fedcal.serve.model import CalibratedModel, export_onnx
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,9 +44,9 @@ __all__ = [
 ]
 
 _LATER = {  # loaded when asked for: scikit-learn takes its time
-    "CalibratedModel": "fedcal.serving",
-    "FederatedCalibrator": "fedcal.estimator",
-    "export_onnx": "fedcal.serving",
+    "CalibratedModel": "fedcal.serve.model",
+    "FederatedCalibrator": "fedcal.serve.estimator",
+    "export_onnx": "fedcal.serve.model",
 }
 
 

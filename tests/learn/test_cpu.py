@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedcal import Config, federation
+from fedcal import Config
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, copy_state, train_in_turn
 from fedcal.learn.models import build
+from fedcal.simulate import federation
 
 SIZES = (200, 90, 20)  # whole batches and rests of all kinds, a client smaller than a batch
 SHAPE = (3, 8, 8)

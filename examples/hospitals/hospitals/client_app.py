@@ -4,7 +4,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcal.flower import calibration_mod
+from fedcal.transport.flower import calibration_mod
 from hospitals.task import build, fit, hospital
 
 

@@ -4,7 +4,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedcal.flower import CalibratedStrategy
+from fedcal.transport.flower import CalibratedStrategy
 from hospitals.task import build
 
 app = ServerApp()

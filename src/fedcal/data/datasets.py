@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcal.base.seeds import numpy_rng
 from fedcal.data import class_names, files, hospitals, synthetic
 from fedcal.data.formats import Bytes
 from fedcal.data.sources import SOURCES
 from fedcal.errors import FedCalError, unknown
-from fedcal.seeds import numpy_rng
 
 
 @dataclass(frozen=True)

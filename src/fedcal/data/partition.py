@@ -9,11 +9,11 @@ import torch
 from scipy.special import rel_entr
 from torch import Tensor
 
+from fedcal.base.seeds import numpy_rng
 from fedcal.data import deal
 from fedcal.data.datasets import Dataset
 from fedcal.data.standardise import standardise, statistics
 from fedcal.errors import FedCalError, unknown
-from fedcal.seeds import numpy_rng
 
 PARTITIONS = ("dirichlet", "iid", "shards", "natural")
 

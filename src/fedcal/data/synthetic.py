@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedcal.seeds import torch_rng
+from fedcal.base.seeds import torch_rng
 
 N_CLASSES = 10
 N_FEATURES = 16

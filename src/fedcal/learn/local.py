@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcal.threads import one_thread
+from fedcal.base.threads import one_thread
 
 State = dict[str, Tensor]  # a model's parameters and buffers, as in state_dict()
 

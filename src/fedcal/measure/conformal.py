@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.checks import check_labels, check_probs, check_value, check_whole
+from fedcal.base.checks import check_labels, check_probs, check_value, check_whole
 from fedcal.errors import FedCalError, unknown
 from fedcal.measure.reliability import find_bins
 

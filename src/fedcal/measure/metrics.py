@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.checks import (
+from fedcal.base.checks import (
     as_tensor,
     check_labels_alone,
     check_matrix,

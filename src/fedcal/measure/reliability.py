@@ -17,7 +17,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from fedcal.checks import check_measured, check_whole
+from fedcal.base.checks import check_measured, check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.interval import ece_interval, mean_deviation
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.checks import check_whole
+from fedcal.base.checks import check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.metrics import rank_of_label, squared_error
 from fedcal.measure.reliability import Reliability, blocks, class_sums, equal_width, root

@@ -18,9 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from fedcal.base.store import write_bytes
 from fedcal.report.prepare import ClientErrors, Curve, MethodErrors, Series, Skew
 from fedcal.report.results import BASELINE, POOLED
-from fedcal.store import write_bytes
 
 # One colour per meaning. The page swaps them for CSS variables, hence dark mode: see svg.py.
 INK, MUTED, GRID, PAPER = "#1d2229", "#737c88", "#dfe3e8", "#ffffff"

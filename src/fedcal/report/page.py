@@ -9,11 +9,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from fedcal.base.store import write_bytes
 from fedcal.errors import unknown
 from fedcal.report import figures, prepare, tables, words
 from fedcal.report.results import BASELINE, Results, Run, load
 from fedcal.report.svg import inline
-from fedcal.store import write_bytes
 
 FIGURE_KINDS = ("png", "svg", "pdf")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedcal.calibrate.methods import METHODS
-from fedcal.config import SCHEMA
 from fedcal.errors import FedCalError
+from fedcal.methods import METHODS
+from fedcal.simulate.config import SCHEMA
 
 BASELINE = "uncal"
 POOLED = "val-ts"  # the one method that looks at the clients' pooled calibration data

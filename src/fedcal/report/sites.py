@@ -7,12 +7,12 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from fedcal.base.store import write_bytes
 from fedcal.measure.tally import Tally
 from fedcal.report import figures
 from fedcal.report.page import environment
 from fedcal.report.prepare import Curve
 from fedcal.report.svg import inline
-from fedcal.store import write_bytes
 
 MOST = 24  # sites that get a diagram of their own
 

@@ -1,0 +1,76 @@
+"""The logits of a training run, kept: scalers are then fitted and refitted, under any method, without training again.
+
+FOLDER/rounds/0001.safetensors   a round's clients: CLIENT/local/train and so on, as `Federation.keep` says
+FOLDER/final.safetensors         the final model on every client's calibration and test split, and all labels
+
+Read by memory map: what is not looked at costs nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedcal.base.store import read_tensors, unnest, write_tensors
+from fedcal.data.samples import Samples
+from fedcal.learn.local import predict
+from fedcal.simulate.config import Config
+from fedcal.simulate.federation import Federation
+
+SCHEMA = 1
+
+
+def write_round(folder: Path, round: int, seen: dict[str, Tensor]) -> None:
+    """What the last round's clients saw."""
+    write_tensors(_round(folder, round), {name: value.float() for name, value in seen.items()}, {"schema": SCHEMA})
+
+
+def write_final(folder: Path, state: Federation, about: dict[str, Any]) -> None:
+    """The final model's logits; `about` is kept with them."""
+    tensors = {"train_counts": state.skew.train}
+    for split in ("cal", "test"):
+        for client in state.clients:
+            tensors[f"{split}/logits/{client.name}"] = predict(state.model, getattr(client, f"{split}_x")).float()
+            tensors[f"{split}/labels/{client.name}"] = getattr(client, f"{split}_y").cpu()
+    tensors |= {f"train/labels/{client.name}": client.train_y.cpu() for client in state.clients}
+    names = [client.name for client in state.clients]
+    about = {"schema": SCHEMA, "config": state.config.to_dict(), "clients": names, "G": state.skew.G, **about}
+    write_tensors(folder / "final.safetensors", tensors, about)
+
+
+class Recording:
+    """A finished training run's logits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        tensors, self.about = read_tensors(folder / "final.safetensors")
+        self.config = Config.from_dict(self.about["config"], str(folder))
+        self.names: list[str] = self.about["clients"]
+        self.train_counts = tensors["train_counts"]
+        self.splits = {split: self._pairs(unnest(split, tensors)) for split in ("cal", "test")}
+        self.train_labels = unnest("train/labels", tensors)
+
+    def samples(self, split: str = "cal") -> dict[str, Samples]:
+        """The final model's logits on each client's calibration or test split, with the labels."""
+        return self.splits[split]
+
+    def round(self, number: int, kind: str) -> dict[str, Samples]:
+        """What the clients of round 1, 2, … saw: kind is "local/train", "received/held-out", …"""
+        tensors, _ = read_tensors(_round(self.folder, number))
+        labels = self.train_labels if kind.endswith("train") else {n: y for n, (_, y) in self.splits["cal"].items()}
+        seen = {name.removesuffix(f"/{kind}"): value for name, value in tensors.items() if name.endswith(kind)}
+        return {name: (seen[name].double(), labels[name]) for name in self.names if name in seen}
+
+    @property
+    def n_classes(self) -> int:
+        return self.train_counts.shape[1]
+
+    def _pairs(self, tensors: dict[str, Tensor]) -> dict[str, Samples]:
+        logits, labels = unnest("logits", tensors), unnest("labels", tensors)
+        return {name: (logits[name].double(), labels[name]) for name in self.names}
+
+
+def _round(folder: Path, number: int) -> Path:
+    return folder / "rounds" / f"{number:04d}.safetensors"

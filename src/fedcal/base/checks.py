@@ -1,0 +1,243 @@
+"""What users hand over, checked once at the door: shapes, types, ranges. Nothing is guessed from values.
+
+Scores are logits or, where the caller says so (`probs`), probabilities. A 1-D array or a single column is binary: a
+decision score of class 1, or P(class 1).
+
+Every function returns tensors, and raises `FedCalError` with one line that names the offending value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import operator
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcal.base.labels import as_labels, find_classes, refuse_masked, to_columns
+from fedcal.errors import FedCalError, FedCalWarning, unknown
+
+SPREAD = (
+    1e15  # what a logit may lie below its row's top one; squares of more, summed up, would lose all digits of the rest
+)
+ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
+SMALLEST = torch.finfo(torch.float32).tiny  # a probability of 0 counts as this
+OURS = (
+    str(Path(__file__).parents[1]),
+    contextlib.__file__,
+)  # where frames are not the user's: here, and in our decorators
+FEW = 20  # of fewer scores, all may lie between 0 and 1 by chance
+RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them holds of NaN
+    "low": (operator.ge, "at least"),
+    "above": (operator.gt, "above"),
+    "below": (operator.lt, "below"),
+    "high": (operator.le, "at most"),
+}
+
+
+def as_tensor(values: Any, what: str) -> Tensor:
+    """An array-like as a tensor on the CPU (no copy where none is needed)."""
+    refuse_masked(values, what)
+    try:
+        array = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(_plain(np.asarray(values)))
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: {reason}") from None
+    if array.is_complex() or array.dtype == torch.bool:
+        raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")
+    return array
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """What torch can share: this machine's byte order, forward strides, writable."""
+    return np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+
+
+def check_matrix(values: Any, what: str, probs: bool = False) -> Tensor:
+    """(N, K) real numbers, K ≥ 2, floating point; binary scores as two columns."""
+    matrix = as_tensor(values, what)
+    if matrix.ndim not in (1, 2) or (matrix.ndim == 2 and matrix.shape[1] < 1):
+        raise FedCalError(
+            f"{what} must have shape (samples, classes), or (samples,) of two classes, not {tuple(matrix.shape)}"
+        )
+    if matrix.dtype == torch.bfloat16:  # which NumPy does not have
+        matrix = matrix.float()
+    return two_columns(matrix if matrix.is_floating_point() else matrix.double(), probs)
+
+
+def two_columns(scores: Tensor, probs: bool) -> Tensor:
+    """Binary scores, 1-D or a single column, as two columns: [0, s] of a decision score, [1 − p, p] of P(class 1).
+
+    More columns are left as they are. Traced graphs may hold this.
+    """
+    if scores.ndim == 2 and scores.shape[1] > 1:
+        return scores
+    one = scores.reshape(-1)
+    if probs:
+        one = one.double()  # so that 1 − p is exact; float32 may lie a rounding error beyond 1
+        one = torch.where((one > 1) & (one <= 1 + 1e-6), torch.ones_like(one), one)
+    return torch.stack([1 - one if probs else torch.zeros_like(one), one], dim=1)
+
+
+def check_logits(values: Any, what: str = "logits") -> Tensor:
+    """(N, K) finite numbers, no two in a row further apart than SPREAD (those beyond are moved up to it)."""
+    logits = check_matrix(values, what)
+    low, high = torch.aminmax(logits) if logits.numel() else (torch.zeros(()), torch.zeros(()))  # NaN shows in both
+    if not math.isfinite(float(low)) or not math.isfinite(float(high)):
+        bad = (~torch.isfinite(logits)).any(dim=1)
+        row = int(bad.nonzero()[0])
+        raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity ({int(bad.sum())} such rows)")
+    return logits if max(-float(low), float(high)) <= SPREAD else within_spread(logits)
+
+
+def within_spread(logits: Tensor) -> Tensor:
+    """Rows with numbers beyond all measure, counted from their top one: sums and squares of the rest stay finite.
+
+    Traced graphs may hold this.
+    """
+    far = (logits.abs() > SPREAD).any(dim=1, keepdim=True)
+    rows = logits - logits.amax(dim=1, keepdim=True)
+    return torch.where(far, rows.clamp_min(-SPREAD), logits)
+
+
+def check_probs(values: Any, what: str = "probs") -> Tensor:
+    """(N, K) probabilities: within [0, 1], each row adding up to 1; P(class 1) alone as two columns."""
+    probs = check_matrix(values, what, probs=True)
+    if not len(probs):
+        return probs
+    sums = probs @ torch.ones(probs.shape[1], dtype=probs.dtype)  # a NaN or an infinity shows in its row's sum
+    low, high = (float(x) for x in torch.aminmax(probs))
+    off = (sums - 1).abs_() > ROW_SUM_TOLERANCE
+    if not np.isfinite(float(sums.sum())):
+        row = int((~torch.isfinite(sums)).nonzero()[0])
+        raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity")
+    if low < 0 or high > 1 + 1e-6 or off.any():
+        fault = (
+            f"row {int(off.nonzero()[0])} sums to {float(sums[off][0]):.4g}"
+            if off.any()
+            else f"range {low:.4g} to {high:.4g}"
+        )
+        raise FedCalError(f"{what} are not probabilities ({fault}): if they are logits, pass softmax(logits)")
+    return probs
+
+
+def log_probs(probs: Tensor) -> Tensor:
+    """Probabilities as logits, in float64. Traced graphs may hold this."""
+    return probs.double().clamp_min(SMALLEST).log()
+
+
+def as_logits(values: Any, probs: bool | None = False) -> Tensor:
+    """Scores as (N, K) logits: the one definition of what logits and probabilities are taken as.
+
+    Logits stay of the type they came in, which saves memory; the logarithms of probabilities are float64.
+    """
+    return log_probs(check_probs(values)) if probs else check_logits(values)
+
+
+def check_kind(probs: Any) -> bool | None:
+    """What a user says of scores: probabilities (True), logits (False), or nothing (None)."""
+    if probs is None or isinstance(probs, bool):
+        return probs
+    raise FedCalError(f"probs must be True or False (are the scores probabilities?), not {type(probs).__name__}")
+
+
+def look_like_probs(logits: Tensor) -> bool:
+    """Whether what was given as logits is never negative and every row adds up to one, or is one column within [0, 1]."""
+    if not len(logits) or float(logits[0].min()) < 0:  # most logits show it in their first row
+        return False
+    if logits.shape[1] == 2 and not bool(logits[:, 0].any()):  # decision scores
+        return len(logits) >= FEW and float(logits.min()) >= 0 and float(logits.max()) <= 1
+    return _add_up(logits[:1]) and float(logits.min()) >= 0 and _add_up(logits)
+
+
+def _add_up(rows: Tensor) -> bool:
+    return bool(((rows.sum(dim=1, dtype=torch.float64) - 1).abs() < ROW_SUM_TOLERANCE).all())
+
+
+def warn_of_probs() -> None:
+    """Say, once, that logits look like probabilities; the line that is shown is the user's."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith(OURS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        "the logits look like probabilities (none is negative, every row adds up to one): pass probs=True, "
+        "or probs=False if they are logits",
+        FedCalWarning,
+        stacklevel=level,
+    )
+
+
+def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "labels", classes: Any = None) -> Tensor:
+    """The column of each label, as many as there are rows: integers in 0 … K−1, or any of `classes`, if given."""
+    labels = as_labels(values, what)
+    if len(labels) != n_samples:
+        raise FedCalError(f"{len(labels)} {what} for {n_samples} rows: they must be as many")
+    if classes is not None:
+        return torch.from_numpy(to_columns(labels, classes))
+    if labels.dtype.kind == "U":
+        raise FedCalError(
+            f"{what} are strings, such as {str(labels[0])!r}: "
+            "give `classes` (--classes at the command line), the label of each column"
+        )
+    if labels.dtype.kind == "f":
+        whole = labels % 1 == 0
+        if not whole.all():
+            worst = float(labels[~whole][0])
+            raise FedCalError(f"{what} must be whole numbers: found {worst:g} ({int((~whole).sum())} such)")
+    low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if low < 0 or high >= n_classes:
+        worst = high if high >= n_classes else low
+        raise FedCalError(
+            f"{what} must lie in 0..{n_classes - 1}: found {worst}; or name them by `classes` (--classes at the command line)"
+        )
+    return torch.from_numpy(_plain(labels.astype(np.int64, copy=False)))
+
+
+def check_measured(probs: Any, labels: Any, classes: Any = None) -> tuple[Tensor, Tensor]:
+    """Probabilities and labels to measure: what every metric takes."""
+    probs = check_probs(probs)
+    return probs, check_labels_alone(labels, len(probs), probs.shape[1], classes)
+
+
+def check_labels_alone(values: Any, n_samples: int, n_classes: int, classes: Any = None) -> Tensor:
+    """The column of each label of a set that is seen by itself: to be measured, or at its site.
+
+    Numbers are columns, whatever their values: labels that are missing from this set must not change what the others
+    mean. Strings may be sorted, since a set that lacks one is refused.
+    """
+    labels = as_labels(values)
+    if classes is not None or labels.dtype.kind == "U":
+        classes = find_classes([labels], n_classes, classes)
+    return check_labels(labels, n_samples, n_classes, classes=classes)
+
+
+def check_whole(value: Any, what: str, low: int = 1) -> int:
+    """A whole number of at least `low`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < low:
+        raise FedCalError(f"{what} must be a whole number of at least {low}, not {value!r}")
+    return int(value)
+
+
+def check_value(what: str, value: Any, hint: Any, rules: Mapping[str, Any]) -> None:
+    """A value of the annotated type (`kind`, `kind | None` or a Literal), within `rules` (see RULES)."""
+    kinds = get_args(hint) or (hint,)
+    kind: Any = kinds[0]
+    if value is None and type(None) in kinds:
+        return
+    if isinstance(kind, str):  # a Literal
+        if value not in kinds:
+            raise unknown(what, value, kinds)
+        return
+    if not isinstance(value, int | float if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
+        raise FedCalError(f"{what} must be {kind.__name__}, not {value!r}")
+    for rule, bound in rules.items():
+        holds, words = RULES[rule]
+        if not holds(value, bound):
+            raise FedCalError(f"{what} must be {words} {bound}, not {value}")

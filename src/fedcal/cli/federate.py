@@ -1,0 +1,88 @@
+"""`fedcal federate`: a real Flower federation on this machine. It parses and calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedcal.cli.logits import Options, Seed, parse_options
+from fedcal.errors import FedCalError
+from fedcal.methods import DEFAULT, METHODS
+
+out = Console()
+
+
+def federate(
+    out_dir: Annotated[
+        Path, typer.Option("--out", help="Run folder: scaler, results, report; Flower's logs and keys.")
+    ],
+    data: Annotated[str, typer.Option(help="Data set (see `fedcal data list`).")] = "heart",
+    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = DEFAULT,
+    rounds: Annotated[int, typer.Option(help="Training rounds.")] = 3,
+    clients: Annotated[
+        int | None, typer.Option(help="SuperNodes (default: 3; natural clients: as many as there are).")
+    ] = None,
+    beta: Annotated[float, typer.Option(help="Dirichlet concentration: lower is more skewed.")] = 0.5,
+    model: Annotated[str | None, typer.Option(help="(default: as suits the data)")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.")] = None,
+    option: Options = None,
+    robust: Annotated[str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that nodes have for a round.")] = 120.0,
+    limit: Annotated[float, typer.Option(help="Seconds that the whole run may take.")] = 3600.0,
+    seed: Seed = 0,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Neither TLS nor node keys.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """Run a real Flower federation on this machine: SuperLink, SuperNodes and the run as processes on loopback.
+
+    With TLS and node keys, made for it, unless --insecure. --dry-run prints the commands, to be copied to real machines.
+    """
+    from fedcal.data import DATASETS
+    from fedcal.simulate.config import Config
+    from fedcal.simulate.runs import check_folder
+    from fedcal.transport.flower import launch
+
+    natural = data in DATASETS and DATASETS[data].partition == "natural"
+    count = clients if clients is not None or natural else 3
+    settings: dict[str, Any] = {"clients": count, "clients_per_round": count, "beta": beta, "model": model}
+    methods = ("uncal",) if method == "uncal" else ("uncal", method)
+    config = Config(data=data, rounds=rounds, method=methods, data_dir=data_dir, seed=seed, **settings).resolve()
+    if method == "uncal" or (method in METHODS and METHODS[method].needs_pooled_data):
+        raise FedCalError(f"{method} is nothing that nodes do: choose fed-ts, fedcal-plus or another")
+    options = {**parse_options(option, None), "robust": robust, "timeout": timeout}
+    plan = launch.plan(config, out_dir, options, insecure)
+    if dry_run:
+        for line in plan.commands():
+            print(line)
+        return
+    check_folder(out_dir, config, resume, overwrite)
+    if not quiet:
+        names = ", ".join(plan.names)
+        out.print(
+            f"{len(plan.names)} nodes ({escape(names)}); logs in {escape(str(plan.flower / 'logs'))}", soft_wrap=True
+        )
+    launch.federate(plan, limit, resume)
+    if not quiet:
+        _tell(out_dir)
+
+
+def _tell(folder: Path) -> None:
+    """The outcome in a few lines."""
+    from fedcal import report
+    from fedcal.base.store import read_json
+    from fedcal.errors import counted
+
+    about = read_json(folder / "federation.json")
+    out.print(report.terminal(report.load(folder).results))
+    training, calibration = (counted(about[f"{kind}_rounds"], f"{kind} round") for kind in ("training", "calibration"))
+    print(f"{training} and {calibration}; {counted(len(about['measured_by']), 'node')} took part to the end")
+    for fault in about["faults"]:
+        print(f"round {fault['round']} went on without {fault['name']}: {fault['reason']}")
+    out.print(f"\nReport: [bold]{escape(str(folder / 'report.html'))}[/bold]", soft_wrap=True)

@@ -1,0 +1,229 @@
+"""Commands on users' own files: calibrate, apply, evaluate. They parse and call."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedcal.errors import FedCalError
+from fedcal.methods import DEFAULT
+
+out = Console()
+Kind = Annotated[
+    bool | None,
+    typer.Option(
+        "--probs/--logits", help="What arrays or columns of other names hold. (default: what their names say)"
+    ),
+]
+Options = Annotated[
+    list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="An option of the method; may be repeated.")
+]
+Accuracy = Annotated[
+    str | None,
+    typer.Option(help="fedcal-plus: keep every decision of the model, at clients too, or improve. (default: improve)"),
+]
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="One .npz, .csv or .parquet per site, or with a column `site`.")
+]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        "--classes",
+        metavar="A,B,…",
+        help="The label of each column, in order, where labels are not 0, 1, …. (default: strings are sorted)",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]
+
+
+def calibrate(
+    files: Files,
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for scaler.safetensors and summary.json.")],
+    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = DEFAULT,
+    accuracy: Accuracy = None,
+    option: Options = None,
+    probs: Kind = None,
+    classes: Classes = None,
+    seed: Seed = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """Calibrate from files: each one a client, with logits and labels that the model was not trained on.
+
+    A column (in .npz an array) `site` splits a file into one client per site. Labels may be numbers or words.
+
+    Every figure is of a fifth of each client's samples, held out of a first fit; the scaler is then fitted on all.
+    """
+    from fedcal.cli.progress import fitting
+    from fedcal.base.store import write_json
+    from fedcal.cli import own_logits
+    from fedcal.data.logit_files import read_sites
+    from fedcal.protocol.rounds import name_columns
+    from fedcal.protocol.scaler_file import save_scaler
+
+    scaler = out_dir / "scaler.safetensors"
+    if scaler.exists() and not overwrite:
+        raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
+    options, read = parse_options(option, accuracy), read_sites(files, kind_of(probs), parse_classes(classes))
+    sites = read.samples
+    kept, held = own_logits.hold_out(sites, seed)
+    judged = None
+    if any(len(labels) for _, labels in held.values()):
+        with fitting(out, "four fifths of the samples", quiet) as on_round:
+            judged = own_logits.estimate(own_logits.fit(kept, method, options, seed, on_round), held)
+    with fitting(out, "all samples", quiet) as on_round:
+        final = own_logits.fit(sites, method, options, seed, on_round)
+    final.classes, final.probs = name_columns(read.classes), read.probs or None
+    summary = own_logits.summary(method, final, sites, seed, judged)
+    save_scaler(scaler, final)
+    write_json(out_dir / "summary.json", summary)
+    if quiet:
+        return
+    names = {"before": "before", "global": "global scaler", "own": "each client's own"}
+    if judged:
+        _print_table([own_logits.cells(names[view], tallies["pooled"]) for view, tallies in judged.tallies.items()])
+        for view in judged.tallies:
+            about = summary["estimate"][view]
+            out.print(f"worst client, {names[view]}: {escape(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
+            if view != "before":
+                print(f"{names[view]} against before: {own_logits.in_words(judged.change(view))}")
+    print(
+        "Samples that the scaler was not fitted on: a fifth of each client's; it was then fitted anew on all of them."
+        if judged
+        else "Too few samples to hold any out: nothing is known of how good the scaler is."
+    )
+    if "fallback" in final.params:
+        print(f"{method} fell back on a temperature: too few samples, or a single class.")
+    out.print(f"Scaler: [bold]{escape(str(scaler))}[/bold]", soft_wrap=True)
+
+
+def apply(
+    scaler: Annotated[Path, typer.Argument(metavar="SCALER", help="A scaler.safetensors.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Logits (or probabilities), with or without labels.")],
+    out_file: Annotated[Path, typer.Option("--out", help=".npz, .csv or .parquet: probabilities and predictions.")],
+    client: Annotated[str | None, typer.Option(help="Use this client's own scaler. (default: the global one)")] = None,
+    own: Annotated[bool, typer.Option("--own", help="Each row by the own scaler of its `site`.")] = False,
+    probs: Kind = None,
+    classes: Classes = None,
+) -> None:
+    """Calibrated probabilities of new samples; predictions are class names where they are known.
+
+    Labels and sites that the file has are passed on.
+    """
+    from fedcal.base.labels import check_classes
+    from fedcal.data.logit_files import check_output, read_rows, write_probs
+    from fedcal.protocol.scaler_file import load_scaler
+
+    check_output(out_file)
+    if own and client is not None:
+        raise FedCalError("--own and --client contradict each other: give one of them")
+    calibration = load_scaler(scaler)
+    rows = read_rows(file, kind_of(probs))
+    if own and rows.sites is None:
+        raise FedCalError(f"{file}: --own needs a column `site`; or say --client NAME for all rows")
+    logits, named = rows.logits, parse_classes(classes)
+    names = calibration.classes if named is None else check_classes(named, logits.shape[1]).tolist()
+    calibrated = torch.empty_like(logits)
+    for site, chosen in rows.by_site("").items() if own else [(client, slice(None))]:
+        calibrated[chosen] = calibration.predict_proba(logits[chosen], site, probs=False)
+    write_probs(out_file, calibrated, names, rows)
+    out.print(f"{len(logits)} samples: [bold]{escape(str(out_file))}[/bold]", soft_wrap=True)
+
+
+def evaluate(
+    files: Files,
+    scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
+    own: Annotated[bool, typer.Option("--own", help="With --scaler: each site by its own part.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML page with reliability diagrams.")] = None,
+    probs: Kind = None,
+    classes: Classes = None,
+) -> None:
+    """Measure files with logits or probabilities and labels: each site, and all of them together.
+
+    With --scaler, before and after. The samples should not be those that the scaler was fitted on.
+    """
+    from fedcal.cli.own_logits import COLUMNS, cells, in_words, measure
+    from fedcal.data.logit_files import read_sites
+    from fedcal.protocol.scaler_file import load_scaler
+
+    if own and scaler is None:
+        raise FedCalError("--own needs --scaler, whose own parts are meant")
+    calibration = load_scaler(scaler) if scaler else None
+    known = calibration.classes if calibration else ()
+    sites = read_sites(files, kind_of(probs), parse_classes(classes) or known or None).samples
+    views: dict[str, Any] = {"before": lambda _, logits: logits}
+    if calibration is not None:
+        views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
+    found = measure(sites, views)
+    before, after = found.tallies["before"], found.tallies.get("after")
+    shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
+    rows = [cells(name, before[name]) for name in shown]
+    if after:
+        rows = [
+            row
+            for name in shown
+            for row in (cells(f"{name}, before", before[name]), cells(f"{name}, after", after[name]))
+        ]
+    ece = {name: tally.reliability.ece() for name, tally in (after or before).items() if name != "pooled"}
+    worst = max(ece, key=lambda name: ece[name])
+    if report is not None:
+        from fedcal.report.sites import write_sites
+
+        title = f"{len(sites)} sites" + (f", calibrated by {scaler}" if scaler else "")
+        write_sites(report, title, ["site", *COLUMNS[1:]], rows, after or before, before if after else None)
+    _print_table(rows)
+    if after:
+        print(f"after against before: {in_words(found.change('after'))}")
+    out.print(f"worst client: {escape(worst)}, ECE {ece[worst]:.2%}")
+    if report is not None:
+        out.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
+
+
+def parse_options(pairs: list[str] | None, accuracy: str | None) -> dict[str, Any]:
+    """`name=value` as a dict: numbers, true and false are read as such."""
+    options: dict[str, Any] = {} if accuracy is None else {"accuracy": accuracy}
+    for pair in pairs or []:
+        name, sign, value = pair.partition("=")
+        if not sign or not name:
+            raise FedCalError(f"--option {pair!r}: expected NAME=VALUE")
+        if name in options:
+            raise FedCalError(f"{name} is said twice: say it once")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def parse_classes(text: str | None) -> list[Any] | None:
+    """`a,b,c` as a list; numbers, where all are."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    return [int(name) for name in names] if all(re.fullmatch(r"-?\d+", name) for name in names) else names
+
+
+def kind_of(probs: bool | None) -> Any:
+    """What --probs and --logits say."""
+    return None if probs is None else "probs" if probs else "logits"
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    from fedcal.cli.own_logits import COLUMNS
+
+    if rows:
+        table = Table(box=box.SIMPLE, padding=0)
+        for number, name in enumerate(COLUMNS):
+            table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(escape(cell) for cell in row))
+        out.print(table)

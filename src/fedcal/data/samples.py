@@ -1,0 +1,72 @@
+"""Clients' samples, checked: all at once, or (`Stream`) one client at a time, so that there may be any number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedcal.base.checks import as_logits, check_labels, look_like_probs
+from fedcal.base.labels import as_labels, find_classes
+from fedcal.errors import FedCalError
+
+Samples = tuple[Tensor, Tensor]  # logits (N, K) and labels (N,)
+
+
+def check_pair(name: Any, pair: Any) -> tuple[Any, Any]:
+    """Two things, whatever they are."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise FedCalError(f"client {name}: expected a pair (logits, labels), not {type(pair).__name__}")
+    return pair[0], pair[1]
+
+
+def read_client(
+    name: str, pair: tuple[Any, Any], width: int = 0, probs: bool | None = False
+) -> tuple[Tensor, np.ndarray]:
+    """A client's logits and its labels, as they came; `width` is the number of classes, 0 if any will do."""
+    try:
+        logits, labels = as_logits(pair[0], probs), as_labels(pair[1])
+    except FedCalError as error:
+        raise FedCalError(f"client {name}: {error}") from None
+    if width and logits.shape[1] != width:
+        raise FedCalError(f"client {name}: logits of {logits.shape[1]} classes where the others have {width}")
+    return logits, labels
+
+
+def label_client(name: str, logits: Tensor, labels: np.ndarray, classes: Any) -> Samples:
+    """Its labels as columns."""
+    try:
+        return logits, check_labels(labels, len(logits), logits.shape[1], classes=classes)
+    except FedCalError as error:
+        raise FedCalError(f"client {name}: {error}") from None
+
+
+class Stream(Mapping[str, Samples]):
+    """A user's mapping of clients, read and checked anew whenever a client is looked at; nothing is held.
+
+    The first client says what cannot be asked of all of them: the number of classes and, where labels are strings, which
+    ones there are.
+    """
+
+    def __init__(self, clients: Any, probs: bool | None = False, classes: Any = None) -> None:
+        if not isinstance(clients, Mapping):
+            raise FedCalError(f"a stream of clients must be a mapping from names, not {type(clients).__name__}")
+        if not len(clients):
+            raise FedCalError("no clients: give (logits, labels) of at least one")
+        self.clients, self.probs, first = clients, probs, next(iter(clients))
+        logits, labels = read_client(first, check_pair(first, clients[first]), 0, probs)
+        self.width, self.suspect = logits.shape[1], look_like_probs(logits)
+        named = classes is not None or labels.dtype.kind == "U"
+        self.classes = find_classes([labels], self.width, classes) if named else None
+
+    def __getitem__(self, name: str) -> Samples:
+        pair = read_client(name, check_pair(name, self.clients[name]), self.width, self.probs)
+        return label_client(name, *pair, self.classes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.clients)
+
+    def __len__(self) -> int:
+        return len(self.clients)

@@ -1,0 +1,168 @@
+"""Confidence maps: the top label's confidence recalibrated, then lifted back to all classes with their order kept.
+
+Both maps work on the log-odds of the top confidence p. `beta` is a logistic on log p and −log(1 − p) (Kull et al.
+2017), monotone because its first two coefficients are kept non-negative. `hist` follows an equal-mass histogram, shrunk
+towards the identity, made monotone, and piecewise linear in log-odds. Few parameters, and monotone: freer maps blew up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcal.base.logits import Params
+from fedcal.nets.mlp import softplus
+
+# Fine bins of the log-odds, the same everywhere: nothing for clients to agree on.
+GRID = torch.linspace(-5, 15, 241, dtype=torch.float64)
+N_FINE = len(GRID) + 1
+IDENTITY = (1.0, 1.0, 0.0)
+
+
+def top(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The top label of each row, with log p and −log(1 − p) of its probability."""
+    label = u.argmax(dim=1)
+    return label, *log_odds(u, label)
+
+
+def log_odds(u: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """log p and −log(1 − p) of the label's probability, exact at both ends; their sum is the log-odds."""
+    rest = (u - u.gather(1, label[:, None])).scatter(1, label[:, None], -math.inf)
+    against = rest.logsumexp(dim=1)
+    return -softplus(against), softplus(against) - against
+
+
+def map_log_odds(maps: Params, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """The mapped log-odds: the mean of the maps that `maps` holds (beta, hist), or the identity if it holds none."""
+    found = []
+    if "beta" in maps:
+        beta = maps["beta"]
+        found.append(beta[0] * log_p + beta[1] * log_q + beta[2])
+    if "hist" in maps:
+        found.append(_follow(maps["hist"], log_p + log_q))
+    return torch.stack(found).mean(0) if found else log_p + log_q
+
+
+def _follow(knots: Tensor, v: Tensor) -> Tensor:
+    """Piecewise linear through the knots (2, n); beyond the outer ones the shift stays as it is there."""
+    x, y = knots
+    inside = v.clamp(x[0], x[-1])
+    if len(x) == 1:
+        return v - x[0] + y[0]
+    if torch.compiler.is_compiling():  # ONNX has no binary search
+        right = (x < inside[:, None]).sum(dim=1).clamp(1, len(x) - 1)
+    else:
+        right = torch.searchsorted(x, inside.contiguous()).clamp(1, len(x) - 1)
+    share = (inside - x[right - 1]) / (x[right] - x[right - 1]).clamp_min(1e-12)
+    return y[right - 1] + share * (y[right] - y[right - 1]) + (v - inside)
+
+
+# --- fitting: clients' halves, then the server's ---------------------------------------------------------------------
+
+
+def beta_sums(t: Tensor, log_p: Tensor, log_q: Tensor, hit: Tensor) -> dict[str, Tensor]:
+    """A client's half: loss, gradient and Hessian of "is the top label right?" under the beta map."""
+    x = torch.stack([log_p, log_q, torch.ones_like(log_p)], dim=1)
+    v = x @ t
+    q = v.sigmoid()
+    return {
+        "loss": bernoulli(v, hit).sum(),
+        "grad": x.T @ (q - hit.double()),
+        "hess": x.T @ ((q * (1 - q))[:, None] * x),
+    }
+
+
+def bernoulli(v: Tensor, hit: Tensor) -> Tensor:
+    """−log-likelihood of hits under log-odds v."""
+    return torch.nn.functional.softplus(torch.where(hit.bool(), -v, v))
+
+
+def beta_step(hessian: Tensor, gradient: Tensor, t: Tensor) -> Tensor:
+    """Newton's step that keeps the first two coefficients non-negative: the best of four choices of active bounds."""
+    hessian = hessian + 1e-9 * torch.eye(3, dtype=t.dtype)
+    best, best_value = torch.zeros(3, dtype=t.dtype), math.inf
+    for held in itertools.chain.from_iterable(itertools.combinations((0, 1), r) for r in range(3)):
+        free = [i for i in range(3) if i not in held]
+        step = torch.zeros(3, dtype=t.dtype)
+        step[list(held)] = -t[list(held)]
+        target = -(gradient + hessian @ step)[free]
+        step[free] = torch.linalg.solve(hessian[free][:, free], target)
+        value = float(gradient @ step + 0.5 * step @ hessian @ step)
+        if float((t + step)[:2].min()) >= -1e-12 and value < best_value:
+            best, best_value = torch.cat([torch.maximum(step[:2], -t[:2]), step[2:]]), value
+    return best
+
+
+def fine_histogram(log_p: Tensor, log_q: Tensor, hit: Tensor) -> Tensor:
+    """A client's half: samples, summed confidence and hits in each fine bin of log-odds, (3, bins)."""
+    bins = torch.bucketize((log_p + log_q).contiguous(), GRID)
+    rows = (torch.ones_like(log_p), log_p.exp(), hit.double())
+    return torch.stack([torch.bincount(bins, row, N_FINE) for row in rows])
+
+
+def hist_knots(histogram: Tensor, pseudo: float, n_bins: int = 15) -> Tensor:
+    """The server's half: (2, n) knots from the summed histogram, `pseudo` samples a bin pulling to the identity."""
+    count, confidence, hits = histogram.numpy()
+    share = np.cumsum(count) / max(count.sum(), 1)
+    cuts = np.unique(np.searchsorted(share, np.arange(1, n_bins) / n_bins - 1e-12) + 1)
+    parts = [p.sum(1) for p in np.split(np.stack([count, confidence, hits]), cuts[cuts < len(count)], axis=1)]
+    n, total, right = np.array([p for p in parts if p[0] > 0] or [[1.0, 0.5, 0.5]]).T
+    before = total / n
+    after = isotonic((right + pseudo * before) / (n + pseudo), n + pseudo)
+    edge = 0.5 / (n.sum() + 1)  # n samples cannot show an accuracy of 0 or 1; what confidence they had is known exactly
+    knots = np.stack([np.clip(before, 1e-300, 1 - 2.0**-53), np.clip(after, edge, 1 - edge)])
+    return torch.from_numpy(np.log(knots) - np.log1p(-knots))
+
+
+def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The closest non-decreasing sequence: neighbours out of order are pooled."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        blocks.append((value, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (a, wa, na), (b, wb, nb) = blocks[-2:]
+            blocks[-2:] = [((a * wa + b * wb) / (wa + wb), wa + wb, na + nb)]
+    return np.repeat([b[0] for b in blocks], [b[2] for b in blocks])
+
+
+# --- lifting back --------------------------------------------------------------------------------------------------
+
+
+def lift(u: Tensor, v: Tensor) -> Tensor:
+    """Give each row's top label the log-odds v, and keep the order of all classes.
+
+    The top logit alone is moved: the others keep their ratios, and the sample's NLL changes by exactly what the top
+    label's does. Where the second class would overtake, a temperature for that sample does it instead.
+    """
+    label, log_p, log_q = top(u)
+    two = u.topk(2, dim=1).values
+    gap, shift = two[:, 0] - two[:, 1], v - (log_p + log_q)
+    fits = ((shift >= 0) & (gap > 0)) | (gap + shift > 1e-4)
+    moved = u.scatter_add(1, label[:, None], shift[:, None])
+    if torch.compiler.is_compiling():  # a graph has no rows to pick: do both everywhere
+        return torch.where(fits[:, None], moved, lift_by_temperature(u, v))
+    if not bool(fits.all()):
+        moved[~fits] = lift_by_temperature(u[~fits], v[~fits])
+    return moved
+
+
+def lift_by_temperature(u: Tensor, v: Tensor, steps: int = 12) -> Tensor:
+    """Give each row's top label the log-odds v by a temperature for that row: t ↦ log-odds is rising and concave, so
+    that Newton from the left never overshoots. A top label of K cannot have less than 1/K."""
+    label, k = u.argmax(dim=1, keepdim=True), u.shape[1]
+    rest = (u - u.gather(1, label)).scatter(1, label, -math.inf)
+    finite, gap = rest.masked_fill(rest == -math.inf, 0.0), -rest.amax(dim=1, keepdim=True)
+    v = v.clamp_min(-math.log(k - 1) + 1e-2)[:, None]
+    # It starts from two bounds of the curve, both on the left: the second class alone, and all of them at their mean.
+    mean = -finite.sum(1, keepdim=True) / (k - 1)
+    t = torch.maximum(v / gap.clamp_min(1e-12), (v + math.log(k - 1)) / mean.clamp_min(1e-12)).clamp(1e-3, 1e6)
+    below = rest + gap
+    for _ in range(steps):
+        weights = torch.exp(t * below)
+        total, slope = weights.sum(1, keepdim=True), -(weights * finite).sum(1, keepdim=True)
+        t = (t + (v - t * gap + total.log()) * total / slope.clamp_min(1e-12)).clamp(1e-3, 1e6)
+    return u * t

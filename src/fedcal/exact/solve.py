@@ -1,0 +1,229 @@
+"""The server's half of exact fits: solvers as generators that yield parameters and are sent the clients' sums.
+
+    solver = newton(start, prior)
+    t = next(solver)                      # ask the clients for their sums at t …
+    t = solver.send({"loss": …, "grad": …, "hess": …})        # … and so on, until StopIteration carries the fit
+
+Whoever drives the generator decides how sums are gathered: a loop in memory, files, Flower, secure aggregation. Several
+solvers advance in `lockstep`, one round of messages for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcal.base.store import unnest
+from fedcal.errors import FedCalWarning
+
+Sums = dict[str, Tensor]
+Solver = Generator[Tensor, Sums, Tensor]
+Program = Generator[Sums, Sums, Any]  # yields questions (flat dicts), is sent the summed answers
+
+
+@dataclass(frozen=True)
+class Prior:
+    """½ Σ precision · (t − mean)², and on a scale b = t[0] > 0 a Gamma prior of mode m worth g samples.
+
+    The Gamma part, g (b/m − 1 − log b/m), is convex and bounds what separable or single samples leave open.
+    """
+
+    mean: Tensor
+    precision: Tensor
+    g: float = 0.0
+    m: float = 1.0
+
+    def reach(self, t: Tensor, move: Tensor) -> float:
+        """The share of a step that may be taken: a scale stays above 0, and shrinks to a tenth at once at most."""
+        b, change = float(t[0]), float(move[0])
+        return min(1.0, -0.9 * b / change) if self.g and change < 0 else 1.0
+
+    def __call__(self, t: Tensor) -> tuple[float, Tensor, Tensor]:
+        """Value, gradient and the Hessian's diagonal; a scale must be positive."""
+        off = t - self.mean
+        gradient, curvature = self.precision * off, self.precision
+        value = 0.5 * float(gradient @ off)
+        if self.g:
+            b = float(t[0]) / self.m
+            value += self.g * (b - 1 - math.log(b))
+            gradient, curvature = gradient.clone(), curvature.clone()
+            gradient[0] += self.g * (1 - 1 / b) / self.m
+            curvature[0] += self.g / float(t[0]) / float(t[0])
+        return value, gradient, curvature
+
+
+def flat_prior(n: int) -> Prior:
+    """No prior at all: maximum likelihood."""
+    return Prior(torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64))
+
+
+Step = Callable[[Tensor, Tensor, Tensor], Tensor]  # (Hessian, gradient, where) -> step
+Precondition = Callable[[Sums, Tensor], Callable[[Tensor], Tensor]]  # (reply, the prior's curvature) -> H⁻¹, roughly
+SMALLEST = 1e-15  # share of a step: where even less would be needed, there is none
+MEMORY = 30  # steps that L-BFGS remembers
+
+
+def newton_step(hessian: Tensor, gradient: Tensor, _: Tensor) -> Tensor:
+    """−H⁻¹ g, scaled to a unit diagonal first; flat directions (a class that nobody has) are left alone."""
+    scale = hessian.diagonal().clamp_min(1e-300).sqrt()
+    scaled = hessian / scale / scale[:, None]
+    scaled.diagonal().add_(1e-13)
+    step, singular = torch.linalg.solve_ex(scaled, gradient / scale)
+    return -(gradient / scale if singular else step) / scale
+
+
+def newton(t: Tensor, prior: Prior, tol: float = 1e-10, step: Step = newton_step, max_rounds: int = 60) -> Solver:
+    """Damped Newton, until a step would gain less than `tol` nats of the whole summed loss; that is still taken."""
+    best, best_loss, move, promised, scale = t, math.inf, torch.zeros_like(t), 0.0, 1.0
+    for _ in range(max_rounds):
+        sums = yield t
+        value, gradient, curvature = prior(t)
+        loss = float(sums["loss"]) + value
+        if math.isfinite(loss) and loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
+            gradient = sums["grad"] + gradient
+            hessian = sums["hess"] + torch.diag(curvature)
+            best, best_loss = t, loss
+            move = step(hessian, gradient, t)
+            promised, scale = -float(gradient @ move), prior.reach(t, move)
+            if not math.isfinite(promised):
+                return t
+            if promised - 0.5 * float(move @ hessian @ move) < tol:
+                return t + scale * move
+        else:
+            scale *= _shorter(scale * promised, loss - best_loss)
+        if scale < SMALLEST:
+            return _stopped(best, "no step that it finds gains anything")
+        t = best + scale * move
+    return _stopped(best, f"its limit of {max_rounds} steps is reached")
+
+
+def lbfgs(t: Tensor, prior: Prior, precondition: Precondition, tol: float = 1e-4, max_rounds: int = 200) -> Solver:
+    """L-BFGS with a preconditioner made of each reply, for fits with too many parameters to send a Hessian."""
+    pairs: list[tuple[Tensor, Tensor, float]] = []
+    best, best_loss, best_gradient = t, math.inf, torch.zeros_like(t)
+    move, promised, scale = torch.zeros_like(t), 0.0, 1.0
+    for _ in range(max_rounds):
+        sums = yield t
+        value, gradient, curvature = prior(t)
+        loss, gradient = float(sums["loss"]) + value, sums["grad"] + gradient
+        if math.isfinite(loss) and loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
+            moved, turned = t - best, gradient - best_gradient
+            if math.isfinite(best_loss) and float(moved @ turned) > 0:
+                pairs = [*pairs, (moved, turned, 1 / float(moved @ turned))][-MEMORY:]
+            best, best_loss, best_gradient = t, loss, gradient
+            move = -_two_loop(gradient, pairs, precondition(sums, curvature))
+            promised, scale = -float(gradient @ move), prior.reach(t, move)
+            if not 0.5 * promised >= tol:  # or not a number
+                return t
+        else:
+            scale *= _shorter(scale * promised, loss - best_loss)
+        if scale < SMALLEST:
+            return _stopped(best, "no step that it finds gains anything")
+        t = best + scale * move
+    return _stopped(best, f"its limit of {max_rounds} steps is reached")
+
+
+def _shorter(promised: float, rise: float) -> float:
+    """By how much to shorten a step that rose where it should have fallen: to the lowest point of the parabola through
+    what is known, within reason."""
+    if not math.isfinite(rise):
+        return 1e-3
+    return min(max(promised / (2 * max(rise + promised, 1e-300)), 1e-3), 0.5)
+
+
+def _stopped(t: Tensor, reason: str) -> Tensor:
+    """The end of a search that has not arrived; whoever fits should know."""
+    warnings.warn(
+        f"a fit of {t.numel()} parameters stopped short of its optimum ({reason}): are some of the logits extreme, or wrong?",
+        FedCalWarning,
+        stacklevel=2,
+    )
+    return t
+
+
+def _two_loop(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, float]], precondition: Any) -> Tensor:
+    """The inverse Hessian's estimate times the gradient (Nocedal & Wright, Algorithm 7.4)."""
+    q, weights = gradient.clone(), []
+    for moved, turned, rho in reversed(pairs):
+        weights.append(rho * float(moved @ q))
+        q -= weights[-1] * turned
+    q = precondition(q)
+    for (moved, turned, rho), weight in zip(pairs, reversed(weights), strict=True):
+        q += (weight - rho * float(turned @ q)) * moved
+    return q
+
+
+def by_blocks(blocks: Tensor, precision: Tensor) -> Precondition:
+    """The inverse of the matrix family's Hessian blocks, each class with itself, plus the prior's precision; fixed."""
+    k = len(blocks)
+    inverse = torch.linalg.inv(blocks + torch.diag_embed(precision.view(k, k + 1)))
+    return lambda sums, curvature: (
+        lambda gradient: torch.einsum("kij,kj->ki", inverse, gradient.view(k, k + 1)).flatten()
+    )
+
+
+def by_class(sums: Sums, curvature: Tensor) -> Callable[[Tensor], Tensor]:
+    """The inverse of what a reply tells of the Hessian: its diagonal, or (vector) each class's scale with its shift."""
+    diagonal = (sums["diag"] + curvature).clamp_min(1e-300)
+    if "cross" not in sums:
+        return lambda gradient: gradient / diagonal
+    a, c = diagonal.chunk(2)
+    b = sums["cross"]
+    b = b * torch.clamp(
+        0.999 * (a * c).sqrt() / b.abs().clamp_min(1e-300), max=1.0
+    )  # rounding must not make it singular
+    det = a * c - b * b
+
+    def solve(gradient: Tensor) -> Tensor:
+        g, h = gradient.chunk(2)
+        return torch.cat([(c * g - b * h) / det, (a * h - b * g) / det])
+
+    return solve
+
+
+def lockstep(question: str, solvers: dict[str, Solver]) -> Generator[Sums, Sums, dict[str, Tensor]]:
+    """Several solvers together: `{question/name: t}` goes out, `{question/name/loss: …}` comes back summed."""
+    programs = [_asking(f"{question}/{name}", solver) for name, solver in solvers.items()]
+    return dict(zip(solvers, (yield from together(*programs)), strict=True))
+
+
+def _asking(name: str, solver: Solver) -> Generator[Sums, Sums, Tensor]:
+    """A solver as a program."""
+    t = next(solver)
+    while True:
+        sums = yield {name: t}
+        try:
+            t = solver.send(unnest(name, sums))
+        except StopIteration as finished:
+            return finished.value
+
+
+def together(*programs: Program) -> Generator[Sums, Sums, list[Any]]:
+    """Programs side by side, their questions in one message as long as they have any: what each of them returns."""
+    asked, found = {i: next(program) for i, program in enumerate(programs)}, [None] * len(programs)
+    while asked:
+        sums = yield {name: value for question in asked.values() for name, value in question.items()}
+        for i in list(asked):
+            try:
+                asked[i] = programs[i].send(sums)
+            except StopIteration as finished:
+                found[i] = finished.value
+                del asked[i]
+    return found
+
+
+def saying(words: Sums, program: Program) -> Program:
+    """The program, with these words in its every question."""
+    question = next(program)
+    while True:
+        sums = yield {**words, **question}
+        try:
+            question = program.send(sums)
+        except StopIteration as finished:
+            return finished.value

@@ -1,0 +1,44 @@
+"""Fed-Bias, Fed-Vector, Fed-Matrix: linear maps of the logits, fitted exactly from sums.
+
+A class bias beside the temperature takes out what label skew leaves in an averaged model: a lean towards the last
+round's classes. It may move the argmax, usually for the better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from fedcal.base.logits import Params
+from fedcal.exact.answers import ALL
+from fedcal.exact.linear import FAMILIES, apply_linear, centre
+from fedcal.exact.solve import Program
+from fedcal.exact.stages import FITTING, TOWARDS, fit_linear, start
+from fedcal.methods.method import Additive
+
+
+@dataclass(frozen=True)
+class FedLinear(Additive):
+    leaves = "sums of loss, gradient and Hessian"
+
+    family: Literal["bias", "vector", "matrix"] = "bias"
+    ridge: float = 0.1  # towards no bias; for vector and matrix, towards the bias fit
+
+    def program(self, n_classes: int) -> Program:
+        clients = yield from start(n_classes)
+        base: dict[str, Tensor] = {}
+        for family in dict.fromkeys(("bias", self.family)):
+            ridge, tol = (self.ridge, FITTING) if family == self.family else (FedLinear.ridge, TOWARDS)
+            base[family] = (yield from fit_linear(family, ridge, {ALL: base}, clients, tol=tol))[ALL]
+        return {self.family: base[self.family]}
+
+    def apply(self, params: Params, logits: Tensor) -> Tensor:
+        return first_stage(params, logits)
+
+
+def first_stage(params: Params, logits: Tensor) -> Tensor:
+    """The linear map that `params` holds under its family's name."""
+    family = next(family for family in FAMILIES if family in params)
+    return apply_linear(family, params[family], centre(logits))

@@ -1,0 +1,45 @@
+"""Fed-Beta, Fed-Hist: a temperature, then a map of the top confidence; the order of the classes is kept.
+
+`beta` fits three coefficients by Newton; `hist` needs one summed histogram. The mapped confidence is lifted back by the
+temperature that gives each sample's top class exactly that confidence, or (`lift="top"`) by moving its top logit alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from fedcal.base.logits import Params, keep_order
+from fedcal.exact import maps
+from fedcal.exact.answers import ALL
+from fedcal.exact.solve import Program
+from fedcal.exact.stages import fit_beta, fit_linear, histogram, start
+from fedcal.methods.fed_linear import first_stage
+from fedcal.methods.method import Additive
+
+
+@dataclass(frozen=True)
+class FedMap(Additive):
+    leaves = "sums of loss, gradient and Hessian; a histogram of confidences"
+
+    kind: Literal["beta", "hist"] = "beta"
+    lift: Literal["temperature", "top"] = "temperature"
+    pseudo: float = 100.0  # hist: samples a bin that pull it to the identity
+
+    def program(self, n_classes: int) -> Program:
+        clients = yield from start(n_classes)
+        fits = yield from fit_linear("temperature", 0.0, {ALL: {}}, clients)
+        watch = {"watch/temperature/all": fits[ALL]}
+        if self.kind == "beta":
+            found = {"beta": (yield from fit_beta(watch, [ALL]))[ALL]}
+        else:
+            found = {"hist": maps.hist_knots((yield from histogram(watch)).sum(0), self.pseudo)}
+        return {"temperature": fits[ALL], **found}
+
+    def apply(self, params: Params, logits: Tensor) -> Tensor:
+        u = first_stage(params, logits)
+        _, log_p, log_q = maps.top(u)
+        lift = maps.lift if self.lift == "top" else maps.lift_by_temperature
+        return keep_order(lift(u, maps.map_log_odds(params, log_p, log_q)), logits)

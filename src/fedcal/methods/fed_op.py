@@ -1,0 +1,79 @@
+"""Fed-OP: FedCal's order-preserving net, trained on everybody's calibration data at once by summed gradients.
+
+Each client keeps a fifth of its samples back; the server stops when their summed loss no longer falls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcal.base.logits import BLOCK, Params
+from fedcal.base.seeds import torch_rng
+from fedcal.exact.answers import Site, sum_of
+from fedcal.exact.solve import Program
+from fedcal.methods.method import Additive, Update
+from fedcal.nets.mlp import init_mlp, order_preserving, unflatten
+from fedcal.nets.train import Adam
+
+
+@dataclass(frozen=True)
+class FedOP(Additive):
+    leaves = "sums of loss and gradient of a K-H-H-K net"
+
+    summary: str = "one order-preserving net by summed gradients"
+    rounds: int = 300
+    hidden: int = 16
+    lr: float = 1e-2
+    weight_decay: float = 1e-2
+    patience: int = 30
+
+    def program(self, n_classes: int) -> Program:
+        net = init_mlp(n_classes, self.hidden, torch_rng(0, "fed-op"))
+        flat = torch.cat([value.flatten() for value in net.values()]).double()
+        decay = torch.cat([torch.full((v.numel(),), self.lr * self.weight_decay * (v.ndim > 1)) for v in net.values()])
+        adam = Adam(flat, self.lr, decay.double())
+        best, best_loss, waited = flat.clone(), math.inf, 0
+        for _ in range(self.rounds - 1):
+            sums = yield unflatten(flat, net)
+            stop_loss = float(sums["stop_loss"] / sums["stop_n"].clamp_min(1))
+            if stop_loss < best_loss - 1e-6:
+                best, best_loss, waited = flat.clone(), stop_loss, 0
+            elif (waited := waited + 1) >= self.patience or not math.isfinite(stop_loss):
+                break
+            adam.step(torch.cat([sums[name].flatten() for name in net]) / sums["n"].clamp_min(1))
+        return unflatten(best, net)
+
+    def respond(self, question: Params, own: Params, site: Site) -> Update:
+        part = site.part()
+        held = part.sizes[0]  # the first fold is kept back
+        logits, labels = part.logits, part.y
+        net = {name: value.clone().requires_grad_() for name, value in question.items()}
+        with torch.enable_grad():  # whatever the caller's mode
+            blocks = _blocks(logits[held:], labels[held:])
+            parts = [torch.autograd.grad(_summed_nll(net, *block), list(net.values())) for block in blocks]
+        with torch.no_grad():
+            stop_loss = sum_of(_summed_nll(question, *block) for block in _blocks(logits[:held], labels[:held]))
+        gradients = (sum_of(of_one) for of_one in zip(*parts, strict=True))
+        counts = {"n": float(len(labels) - held), "stop_n": float(held)}
+        sums = {name: torch.tensor(count, dtype=torch.float64) for name, count in counts.items()}
+        return Update({**dict(zip(net, gradients, strict=True)), **sums, "stop_loss": stop_loss})
+
+    def apply(self, params: Params, logits: Tensor) -> Tensor:
+        return order_preserving(params, logits, sorted_input=True)
+
+
+def _blocks(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some samples at a time: a net's gradient needs many times their memory."""
+    rows = max(1, BLOCK // logits.shape[1])
+    for z, y in zip(logits.split(rows), labels.split(rows), strict=True):
+        yield z.double(), y
+
+
+def _summed_nll(net: Params, logits: Tensor, labels: Tensor) -> Tensor:
+    calibrated = order_preserving(net, logits, sorted_input=True)
+    return torch.nn.functional.cross_entropy(calibrated, labels, reduction="sum")

@@ -1,0 +1,216 @@
+"""FedCal-Plus: what cross-fitting says helps, and no more, all of it from sums.
+
+1. A linear map of the logits. Its family (temperature, bias, vector, matrix) and ridge are chosen by the summed
+   out-of-fold NLL, folds lying inside each client. Each family is shrunk towards the fit of the one before. Leaving the
+   temperature, which may move the argmax, takes a gain of two standard errors and no loss of accuracy; a larger family
+   takes one more.
+2. A map of the top confidence, fitted on the chosen map's out-of-fold confidences and kept only if it helps there.
+3. The clients' label distributions: what a client needs to shift the posterior to its own (prior_shift.py).
+
+In large federations, 1 and 2 are chosen on a share of the samples (N_CHOOSE of them), and fitted on all.
+
+`accuracy="keep"` leaves the order of the classes as the model gave it. Its confidence in the model's top label is still
+what the best linear map believes of that label (`informed`), or else comes from the temperature alone. The prior shift
+would move decisions at a client, so that with `keep` it has to be asked for: `prior_shift=True`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedcal.base.folds import FOLDS
+from fedcal.base.logits import BLOCK, Params, keep_order
+from fedcal.base.store import unnest
+from fedcal.exact import maps, prior_shift
+from fedcal.exact.answers import ALL, Site
+from fedcal.exact.linear import FAMILIES, centre
+from fedcal.exact.solve import Program, Sums
+from fedcal.exact.stages import (
+    FITTING,
+    Clients,
+    Fits,
+    choose_map,
+    choose_ridge,
+    fit_linear,
+    on_part,
+    paired,
+    score,
+    start,
+)
+from fedcal.methods.fed_linear import first_stage
+from fedcal.methods.method import Additive, Update
+
+MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
+N_CHOOSE = 50_000  # samples that are enough to choose on; what is chosen is fitted on all of them
+MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
+
+
+@dataclass(frozen=True)
+class FedCalPlus(Additive):
+    leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
+
+    summary: str = "linear map and confidence map by cross-fitting, from sums"
+    accuracy: Literal["improve", "keep"] = "improve"
+    informed: bool = True  # keep: let the best linear map speak for the confidence, though not for the order
+    prior_shift: bool | None = (
+        None  # at clients, shift to their own label distribution; None: where accuracy may improve
+    )
+
+    def program(self, n_classes: int) -> Program:
+        clients = yield from start(n_classes, folded=True)
+        one_class = int((clients.labels > 0).sum()) < 2
+        if clients.n < MIN_SAMPLES or one_class or not clients.folds_filled:
+            fits = yield from fit_linear("temperature", 0.0, {ALL: {}}, clients)
+            return {"temperature": fits[ALL], "fallback": torch.ones(())}
+        families = FAMILIES[1:] if n_classes <= MATRIX_MAX_CLASSES else FAMILIES[1:3]
+        if self.accuracy == "keep" and not self.informed:
+            families = ()
+        share = min(1.0, N_CHOOSE / clients.n)
+        few = clients if share == 1 else (yield from on_part(share, start(n_classes)))
+        base, fits = yield from choose_family(families, clients, few, share)
+        family = next(reversed(base))
+        own_top = self.accuracy == "keep" and family != "temperature"
+        if share < 1 and (own_top or family == "temperature"):  # so far it is that of the few
+            base |= {"temperature": (yield from fit_linear("temperature", 0.0, {ALL: {}}, clients))[ALL]}
+        chosen = {family: base[family]}
+        kind = "watch-own" if own_top else "watch"
+        watch = {f"{kind}/{family}/{fold}": t for fold, t in fits.items()}
+        found, histogram = yield from choose_map(watch, few, share)
+        stage = {f"stage/{family}/{fold}": t for fold, t in fits.items()}
+        if own_top:
+            chosen["order"] = base["temperature"]  # the model's own order, at its own temperature
+            chosen["least"] = _least(found, histogram, n_classes)
+        else:
+            stage |= {f"stage-map/{name}": t for name, t in found.items()}
+        shifted = self.accuracy == "improve" if self.prior_shift is None else self.prior_shift
+        local = (yield from prior_shift.fit_prior_shift(stage, clients.labels)) if shifted else {}
+        return {**chosen, **found, **local}
+
+    def respond(self, question: Params, own: Params, site: Site) -> Update:
+        if "law" in question:
+            found = {"law/likelihood": prior_shift.counts_likelihood(_counts(site), question["law"])}
+            return Update(found, own=own)
+        if "shift/weights" in question:
+            return self._weigh(question, own, site)
+        return super().respond(question, own, site)
+
+    def _weigh(self, question: Params, own: Params, site: Site) -> Update:
+        """The clients' weights of the strengths; how likely each one makes their labels is worked out once, and kept."""
+        if "shift/law" in question:
+            law, alpha = question["shift/law"], question["shift/alpha"]
+            own = {"likelihood": prior_shift.shift_likelihood(_staged(question, site), _counts(site), law, alpha)}
+        weights = prior_shift.posterior(own["likelihood"], question["shift/weights"]).sum(0)
+        n = torch.tensor(float(len(own["likelihood"])), dtype=torch.float64)
+        return Update({"shift/posterior": weights, "shift/n": n}, own=own)
+
+    def personal(self, params: Params, own: Params, logits: Tensor, labels: Tensor | None) -> Params:
+        """The shift to the client's own label distribution: from its labels, or estimated where it has none."""
+        if "law" not in params:
+            return {}
+        if labels is None:
+            return {"shift": prior_shift.shift_unlabelled(params, self._posterior(params, logits))}
+        if "likelihood" in own:
+            return {"shift": prior_shift.shift(params, labels, own["likelihood"][0])}
+        site = Site(lambda: (logits, labels))
+        chunks = (
+            (self._posterior(params, z), y, torch.zeros_like(y))
+            for z, y in zip(*(v.split(max(1, BLOCK // logits.shape[1])) for v in (logits, labels)), strict=True)
+        )
+        likelihood = prior_shift.shift_likelihood(chunks, _counts(site), params["law"], params["alpha"])
+        return {"shift": prior_shift.shift(params, labels, likelihood[0])}
+
+    def apply_own(self, params: Params, own: Params, logits: Tensor) -> Tensor:
+        return self._posterior(params, logits) + own["shift"] if "shift" in own else self.apply(params, logits)
+
+    def _posterior(self, params: Params, logits: Tensor) -> Tensor:
+        """What the scaler believes of all classes, which a client may shift: without the order that `keep` puts back."""
+        u = first_stage({name: t for name, t in params.items() if name in FAMILIES}, logits)
+        return u if "order" in params else _second_stage(u, params)
+
+    def apply(self, params: Params, logits: Tensor) -> Tensor:
+        u = self._posterior(params, logits)
+        if "order" not in params:
+            return keep_order(u, logits) if self.accuracy == "keep" else u
+        own = params["order"][0] * centre(logits)
+        v = maps.map_log_odds(params, *maps.log_odds(u, own.argmax(1)))
+        lowest = -torch.log(torch.tensor(logits.shape[1] - 1.0, dtype=torch.float64))
+        v = torch.where(v.sigmoid() <= params["least"], lowest, v)
+        return keep_order(maps.lift(own, v), logits)
+
+
+def _counts(site: Site) -> Tensor:
+    return prior_shift.label_counts(site.labels, site.client, len(site.counts), site.logits.shape[1])
+
+
+def _staged(question: Params, site: Site) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Out-of-fold logits by the maps that the question holds, labels, and whose they are."""
+    part, family = site.part(), next(name.split("/")[1] for name in question if name.startswith("stage/"))
+    params, found, client, first = unnest(f"stage/{family}", question), unnest("stage-map", question), part.client, 0
+    for chunk in part.chunks():
+        after = first + len(chunk.y)
+        yield _second_stage(chunk.out_of_fold(family, params), found), chunk.y, client[first:after]
+        first = after
+
+
+def choose_family(
+    families: tuple[str, ...], clients: Clients, few: Clients, share: float
+) -> Generator[Sums, Sums, tuple[dict[str, Tensor], Fits]]:
+    """The chain of fits on all samples, up to the chosen family (its last entry), and that family's fits by fold.
+
+    `few` are the clients with a share of their samples, on which the family and its ridges are chosen; the chain's
+    temperature, from which nothing else follows, is theirs.
+    """
+    temperature, ridges, fits = yield from on_part(share, _compare_families(families, few))
+    whole: dict[str, Tensor] = {"temperature": temperature}
+    for name in list(fits)[1:]:
+        begin = {ALL: torch.stack([fits[name][str(f)] for f in range(FOLDS)]).mean(0)}
+        whole[name] = (yield from fit_linear(name, ridges[name], {ALL: whole}, clients, begin, FITTING))[ALL]
+    return whole, next(reversed(fits.values()))
+
+
+def _compare_families(
+    families: tuple[str, ...], clients: Clients
+) -> Generator[Sums, Sums, tuple[Tensor, dict[str, float], dict[str, Fits]]]:
+    """The temperature of all samples; ridges and fits by fold of the families up to the chosen one."""
+    folds = [str(f) for f in range(FOLDS)]
+    first = yield from fit_linear("temperature", 0.0, {fold: {} for fold in [*folds, ALL]}, clients)
+    base = {fold: {"temperature": first[fold]} for fold in folds}
+    ridges, fits = {"temperature": 0.0}, {"temperature": {fold: first[fold] for fold in folds}}
+    for family in families:
+        ridges[family], fits[family] = yield from choose_ridge(family, base, clients)
+        for fold in folds:
+            base[fold][family] = fits[family][fold]
+    names = list(fits)
+    sums = yield from score(*fits.items())
+    chosen = 0
+    for j in range(1, len(names)):
+        gain, error = paired(sums, "score", clients.n, chosen, j)
+        as_right = chosen > 0 or float(sums["score/hits"][j]) >= float(sums["score/hits"][0])
+        clients.log[f"{names[j]}_gain"] = gain
+        if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:
+            chosen = j
+    return first[ALL], ridges, {name: fits[name] for name in names[: chosen + 1]}
+
+
+def _second_stage(u: Tensor, found: Params) -> Tensor:
+    """The confidence map, if there is one."""
+    if "beta" not in found and "hist" not in found:
+        return u
+    _, log_p, log_q = maps.top(u)
+    return keep_order(maps.lift(u, maps.map_log_odds(found, log_p, log_q)), u)
+
+
+def _least(found: Params, histogram: Tensor, k: int) -> Tensor:
+    """The confidence below which samples are lumped at 1/K, the least that a top label of K can show: the lowest ones
+    whose mean is that, so that together they are right."""
+    count, confidence, _ = histogram
+    live = count > 0
+    p = (confidence[live] / count[live]).clamp(1e-12, 1 - 1e-12)
+    q = maps.map_log_odds(found, p.log(), -torch.log1p(-p)).sigmoid()
+    low = (q * count[live]).cumsum(0) / count[live].cumsum(0) < 1 / k
+    return q[low].max() if bool(low.any()) else torch.zeros((), dtype=torch.float64)

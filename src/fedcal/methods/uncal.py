@@ -1,0 +1,31 @@
+"""Uncal.: the federated model as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcal.base.logits import Params
+from fedcal.methods.method import Averaged, Update
+
+
+@dataclass(frozen=True)
+class Uncal(Averaged):
+    leaves = "nothing"
+
+    summary: str = "no calibration"
+    rounds: int = 0
+
+    def init(self, n_classes: int, rng: torch.Generator) -> Params:
+        return {}
+
+    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+        return Update({}, n=len(labels))
+
+    def server(self, params: Params, updates: list[Update]) -> Params:
+        return params
+
+    def apply(self, params: Params, logits: Tensor) -> Tensor:
+        return logits.clone()  # a result of its own, as every method gives

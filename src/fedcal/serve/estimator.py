@@ -1,0 +1,173 @@
+"""Federated calibration as a scikit-learn estimator: fit, predict_proba, clone, get_params.
+
+The features are a frozen model's logits or probabilities, one column per class, or one column for two classes.
+Results are arrays, also where tensors were given: that is what scikit-learn's scorers and searches expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from fedcal.base.checks import as_tensor
+from fedcal.base.labels import as_labels
+from fedcal.errors import FedCalError
+from fedcal.methods import DEFAULT, METHODS
+from fedcal.methods.fedcal_plus import FedCalPlus
+from fedcal.protocol.rounds import calibrate, name_clients
+
+ACCURACIES = ("improve", "keep")
+
+
+class FederatedCalibrator(ClassifierMixin, BaseEstimator):
+    """Calibrates a frozen model from what each client may tell of its logits and labels.
+
+    >>> calibrator = fedcal.FederatedCalibrator().fit({"siteA": (logits_a, y_a), "siteB": (logits_b, y_b)})
+    >>> calibrator.predict_proba(logits)                    # for the federation
+    >>> calibrator.predict_proba(logits, client="siteA")    # for one of its sites
+
+    Args:
+        method: see `fedcal methods`.
+        accuracy: fedcal-plus only: "improve" lets the calibration move the argmax, "keep" does not.
+        rounds: at most so many; the method's own number if not given.
+        seed: of whatever is drawn at random.
+        options: further options of the method, e.g. `{"hidden": 8}` for fedcal.
+        classes: the labels of the columns, in their order. If not given: the labels found, sorted, where they are as
+            many as the columns; else labels must be the columns' numbers.
+        probs: True if X holds probabilities, (N, K) or P(class 1), and not logits.
+
+    Attributes:
+        calibration_: the outcome, a `fedcal.Calibration`; `fedcal.CalibratedModel` takes it.
+        classes_: the label of each column.
+        clients_: the names of the clients it was fitted on.
+        n_features_in_: the number of columns.
+        rounds_: the rounds that it took.
+    """
+
+    def __init__(
+        self,
+        method: str = DEFAULT,
+        accuracy: str = "improve",
+        rounds: int | None = None,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+        classes: Any = None,
+        probs: bool | None = None,
+    ) -> None:
+        self.method = method
+        self.accuracy = accuracy
+        self.rounds = rounds
+        self.seed = seed
+        self.options = options
+        self.classes = classes
+        self.probs = probs
+
+    def fit(self, X: Any, y: Any = None, groups: Any = None) -> Self:
+        """Fit on clients, `fit([(logits, y), …])` or `fit({name: (logits, y), …})`; or on arrays as elsewhere in
+        scikit-learn: `fit(logits, y, groups=sites)`, one client a group, or `fit(logits, y)`, a single client."""
+        options = self._options()
+        pairs = self._clients(X, y, groups)
+        first = as_tensor(next(iter(pairs.values()))[0], "logits")
+        width = first.shape[1] if first.ndim == 2 else 1
+        found = _labels_of(pairs)
+        known = found if self.classes is None and len(found) == max(width, 2) else self.classes
+        state = calibrate(
+            pairs, self.method, rounds=self.rounds, seed=self.seed, probs=self.probs, classes=known, **options
+        )
+        self.calibration_ = state
+        self.classes_ = np.arange(state.n_classes) if known is None else np.asarray(known)
+        self.clients_ = list(pairs)
+        self.n_features_in_ = width
+        self.rounds_ = state.rounds
+        return self
+
+    def welcome(self, client: str | int, logits: Any, y: Any = None) -> Self:
+        """Make a client known that took no part, from samples of its own: with labels or, for fedcal-plus, without."""
+        check_is_fitted(self)
+        self.calibration_.welcome(client, logits, y)
+        return self
+
+    def predict_proba(self, X: Any, client: str | int | None = None) -> np.ndarray:
+        """Calibrated probabilities, a column for each of `classes_`; for the federation, or for a client of it."""
+        check_is_fitted(self)
+        scores = _column(_array(X)) if self.n_features_in_ == 1 else _array(X)
+        logits = validate_data(self, scores, reset=False, dtype=[np.float64, np.float32])
+        return self.calibration_.predict_proba(logits, client)
+
+    def predict(self, X: Any, client: str | int | None = None) -> np.ndarray:
+        """The most probable of `classes_`."""
+        columns = self.predict_proba(X, client).argmax(axis=1)
+        return self.classes_[columns]
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        if tags.classifier_tags is not None:
+            tags.classifier_tags.poor_score = True  # on features that are no logits
+        return tags
+
+    def _clients(self, X: Any, y: Any, groups: Any) -> dict[str, tuple[Any, Any]]:
+        """Each client's logits and labels by name, whichever way they were given."""
+        if y is None and isinstance(X, Mapping | list | tuple):
+            if groups is not None:
+                raise FedCalError("groups go with fit(logits, y): a list or mapping already tells the clients apart")
+            vars(self).pop("feature_names_in_", None)  # of an earlier fit on a table
+            return name_clients(X)
+        checked: Any = validate_data(self, _column(_array(X)), _array(y), dtype=[np.float64, np.float32])
+        logits, labels = checked
+        check_classification_targets(labels)
+        if logits.shape[1] == 1 and len(np.unique(labels)) > 2:
+            raise FedCalError("more than two labels for 1 feature(s): give one column per class")
+        if groups is None:
+            return {"0": (logits, labels)}
+        sites = as_labels(groups, "groups")
+        if len(sites) != len(labels):
+            raise FedCalError(f"{len(sites)} groups for {len(labels)} rows: they must be as many")
+        return name_clients({name: (logits[sites == name], labels[sites == name]) for name in np.unique(sites)})
+
+    def _options(self) -> dict[str, Any]:
+        """The method's options, `accuracy` among them where it has it."""
+        if not isinstance(self.options, Mapping | None):
+            raise FedCalError(f"options must be a mapping of the method's options, not {self.options!r}")
+        options = dict(self.options or {})
+        for name in ("accuracy", "rounds", "seed", "method", "clients", "probs", "classes", "stream"):
+            if name in options:
+                raise FedCalError(f"options must not hold {name!r}: it is an argument of its own, not the method's")
+        if self.accuracy not in ACCURACIES:
+            raise FedCalError(f"accuracy must be one of {', '.join(ACCURACIES)}, not {self.accuracy!r}")
+        if isinstance(METHODS.get(self.method), FedCalPlus):
+            return {"accuracy": self.accuracy, **options}
+        if self.accuracy != "improve":
+            raise FedCalError(f"accuracy={self.accuracy!r} is for fedcal-plus: {self.method} has no such option")
+        return options
+
+
+def _labels_of(pairs: Mapping[str, tuple[Any, Any]]) -> np.ndarray:
+    """All clients' labels, sorted."""
+    found = []
+    for name, (_, labels) in pairs.items():
+        try:
+            found.append(as_labels(labels))
+        except FedCalError as error:
+            raise FedCalError(f"client {name}: {error}") from None
+    return np.unique(np.concatenate([own for own in found if len(own)] or [np.zeros(0)]))
+
+
+def _column(values: Any) -> Any:
+    """1-D scores as the single column that they are; anything else as it is."""
+    ndim = np.ndim(values) if isinstance(values, list | tuple) else getattr(values, "ndim", None)
+    return np.reshape(values, (-1, 1)) if ndim == 1 else values
+
+
+def _array(values: Any) -> Any:
+    """A tensor as an array; anything else as it is."""
+    if not isinstance(values, Tensor):
+        return values
+    values = values.detach().cpu()
+    return (values.double() if values.is_floating_point() else values).numpy()

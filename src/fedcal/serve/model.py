@@ -1,0 +1,182 @@
+"""Model and scaler as one module: served by PyTorch, torch.export or ONNX.
+
+    calibrated = fedcal.CalibratedModel(model, calibration, client="siteA").eval()
+    calibrated(x)                                            # calibrated probabilities
+    fedcal.export_onnx(calibrated, x, "calibrated.onnx")     # the same within 1e-5, in onnxruntime
+
+The scaler works in float64 inside, also in the exported graph. A traced graph leaves out one thing: order that rounding
+lost among near-ties is not mended (scalers.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedcal.base.checks import check_kind, log_probs, two_columns, within_spread
+from fedcal.base.logits import keep_order, ordered_softmax
+from fedcal.base.store import write_bytes
+from fedcal.errors import FedCalError, unknown
+from fedcal.protocol.rounds import Calibration
+
+OUTPUTS = ("probabilities", "logits")
+TOLERANCE = 1e-5  # on probabilities, of the exported graph against this module
+
+
+class CalibratedModel(nn.Module):
+    """A model that returns logits or probabilities, followed by a scaler: the global one, or a client's own.
+
+    Args:
+        model: takes a batch, returns (N, K) logits; of two classes also a score of class 1, (N,) or (N, 1).
+        calibration: from `fedcal.calibrate`, or a fitted estimator's `calibration_`.
+        client: whose own scaler to use; the global one if not given.
+        output: "probabilities", or calibrated "logits" (their softmax is the probabilities).
+        probs: whether the model returns probabilities; if not given, what the calibration was fitted on.
+
+    Results have the type of what the model returns, float32 at least.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        calibration: Calibration,
+        client: str | int | None = None,
+        output: Literal["probabilities", "logits"] = "probabilities",
+        *,
+        probs: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise FedCalError(f"model must be a torch.nn.Module that returns scores, not {type(model).__name__}")
+        if not isinstance(calibration, Calibration):
+            raise FedCalError(f"calibration must be what fedcal.calibrate returns, not {type(calibration).__name__}")
+        if output not in OUTPUTS:
+            raise unknown("output", output, OUTPUTS)
+        self.model = model
+        self.scaler = Scaler(calibration, client, bool(calibration.probs if probs is None else check_kind(probs)))
+        self.output = output
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.model(x)
+        calibrated = self.scaler(scores)
+        dtype = torch.promote_types(scores.dtype, torch.float32)
+        if self.output == "probabilities":
+            return ordered_softmax(calibrated, dtype)
+        return keep_order(calibrated.to(dtype), calibrated)
+
+
+class Scaler(nn.Module):
+    """A fitted scaler, its numbers as buffers: logits or probabilities in, calibrated logits in float64 out."""
+
+    def __init__(self, calibration: Calibration, client: str | int | None = None, probs: bool = False) -> None:
+        super().__init__()
+        self.calibration, self.probs = calibration, probs
+        own = calibration.own_of(client)
+        for prefix, params in (("global", calibration.params), ("own", own)):
+            for name, value in params.items():
+                self.register_buffer(f"{prefix}_{name}", value.detach().clone())
+        self.names = {"global": list(calibration.params), "own": list(own)}
+
+    def forward(self, scores: Tensor) -> Tensor:
+        if scores.ndim not in (1, 2):
+            raise FedCalError(f"the model must return logits of shape (samples, classes), not {tuple(scores.shape)}")
+        columns = two_columns(scores, self.probs)
+        logits = log_probs(columns) if self.probs else within_spread(columns.double())
+        self.calibration.check_width(logits)
+        params, own = ({n: getattr(self, f"{part}_{n}") for n in names} for part, names in self.names.items())
+        return self.calibration.method.apply_own(params, own, logits)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Scaler:
+        """`.to(device)` moves the scaler; `.half()` is for the model and leaves the scaler's precision alone."""
+        return super()._apply(lambda value: value.to(fn(value).device), recurse)
+
+
+def export_onnx(calibrated: CalibratedModel, example: Tensor, path: str | Path) -> float:
+    """Write model and scaler as one ONNX file that takes batches of any size.
+
+    The graph is run in onnxruntime on `example` before the file is written; more than 1e-5 of difference in a
+    probability is an error. Returns the largest difference. Needs `pip install 'fedcal[onnx]'`.
+
+    Args:
+        calibrated: what to export; as in `eval()`, whatever its mode.
+        example: a batch of inputs.
+        path: where to write, atomically.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch.onnx needs it
+    except ImportError as error:
+        raise FedCalError(f"export_onnx needs {error.name}: pip install 'fedcal[onnx]'") from None
+    if not isinstance(calibrated, CalibratedModel):
+        raise FedCalError(f"export_onnx takes a CalibratedModel, not {type(calibrated).__name__}")
+    if not isinstance(example, Tensor) or example.ndim == 0 or not len(example):
+        raise FedCalError("example must be a tensor that holds a batch of at least one input")
+    with _serving(calibrated):
+        expected = calibrated(example)
+        graph = _trace(calibrated, example)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    found = session.run(None, {session.get_inputs()[0].name: example.detach().cpu().numpy()})[0]
+    pair = torch.from_numpy(found), expected.detach().cpu()
+    if calibrated.output == "logits":
+        pair = tuple(logits.softmax(dim=1) for logits in pair)
+    difference = float((pair[0] - pair[1]).abs().max())
+    if not difference <= TOLERANCE:
+        raise FedCalError(
+            f"onnxruntime differs by {difference:.2g} in a probability, more than {TOLERANCE:g}: not written"
+        )
+    write_bytes(Path(path), graph)
+    return difference
+
+
+def _trace(calibrated: CalibratedModel, example: Tensor) -> bytes:
+    """The ONNX graph, its first dimension free."""
+    batch = example if len(example) > 1 else torch.cat([example, example])  # a size of 1 would be taken as fixed
+    try:
+        with _quiet():
+            program: Any = torch.onnx.export(
+                calibrated,
+                (batch,),
+                input_names=["input"],
+                output_names=[calibrated.output],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise FedCalError(f"torch.onnx cannot export this model ({reason}): see if torch.export can") from error
+    return program.model_proto.SerializeToString()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remarks about itself: a deprecation in its own code, and that it does without torchvision."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    was = log.disabled
+    log.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        log.disabled = was
+
+
+@contextlib.contextmanager
+def _serving(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients; the mode as it was afterwards."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode

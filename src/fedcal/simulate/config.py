@@ -1,0 +1,153 @@
+"""One config: a frozen dataclass with the paper's setup as defaults. Every field is an option of `fedcal run`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, get_type_hints
+
+from fedcal.base.checks import check_value
+from fedcal.data import DATASETS
+from fedcal.data.partition import PARTITIONS
+from fedcal.errors import FedCalError, unknown
+from fedcal.learn.models import MODELS
+from fedcal.methods import METHODS, Method, get_method
+from fedcal.methods.fedcal import FedCal
+from fedcal.nets.train import Training
+
+SCHEMA = 1  # of config.json, results.json and the checkpoints
+MACHINE = ("data_dir", "device", "engine", "precision", "slots", "threads")  # where a run happens, not what it is
+
+
+def _option(default: Any, help: str, group: str, **check: Any) -> Any:
+    if check:
+        check.setdefault("high", 10**9)  # of any number: infinity is more
+    return field(default=default, metadata={"help": help, "group": group, "rules": check})
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a run is. `None` means: what suits the data set (filled in by `resolve`)."""
+
+    # fmt: off
+    data: str = _option("digits", "Data set (see `fedcal data list`).", "Data")
+    data_dir: str | None = _option(None, "Folder of the data files [env: FEDCAL_DATA; else the user's cache].", "Data")
+    limit: int | None = _option(None, "Use that many training samples only (a fifth as many for testing).", "Data", low=1)
+    partition: str | None = _option(None, "dirichlet, iid, shards or natural [default: natural where there is one, else dirichlet].", "Data")
+    beta: float = _option(0.5, "Dirichlet concentration: lower is more skewed.", "Data", above=0)
+    clients: int | None = _option(None, "Number of clients [default: 20; natural: as many as there are].", "Data", low=1)
+    classes_per_client: int = _option(2, "Classes a client holds (partition shards).", "Data", low=1)
+    cal_fraction: float = _option(0.1, "Share of a client's training data held out for calibration.", "Data", above=0, below=1)
+    min_samples: int = _option(10, "Training samples that every client has at least.", "Data", low=1)
+
+    model: str | None = _option(None, f"{', '.join(MODELS)} [default: as suits the data].", "Learning")
+    algorithm: Literal["fedavg", "centralised"] = _option("fedavg", "fedavg, or one centralised model for comparison.", "Learning")
+    rounds: int = _option(100, "Communication rounds R.", "Learning", low=1)
+    clients_per_round: int | None = _option(None, "Clients m that take part in a round [default: 5, or all if fewer].", "Learning", low=1)
+    epochs: int = _option(3, "Local epochs E.", "Learning", low=1)
+    batch_size: int | None = _option(None, "Local batch size [default: 256; 32 for digits and heart].", "Learning", low=1)
+    lr: float | None = _option(None, "Learning rate of local SGD [default: 0.01; 0.05 for digits and heart].", "Learning", above=0)
+    momentum: float = _option(0.0, "Momentum of local SGD.", "Learning", low=0, below=1)
+    weight_decay: float = _option(0.0, "Weight decay of local SGD.", "Learning", low=0)
+    prox_mu: float = _option(0.0, "FedProx's µ; 0 is FedAvg.", "Learning", low=0)
+
+    method: tuple[str, ...] = _option(tuple(METHODS), "Calibration method, once for each one wanted [default: all].", "Calibration")
+    scaler_net: Literal["raw", "sorted"] = _option(FedCal.net, "fedcal: the net's input, raw or sorted logits.", "Calibration")
+    scaler_schedule: Literal["interleaved", "post-hoc"] = _option(FedCal.schedule, "fedcal: within the training rounds (Algorithm 1), or post-hoc only.", "Calibration")
+    scaler_rounds: int = _option(FedCal.rounds, "fedcal: rounds of all clients on the frozen final model (0: none).", "Calibration", low=0)
+    scaler_logits: Literal["local", "received"] = _option(FedCal.logits_of, "fedcal: whose logits a client fits on in training rounds.", "Calibration")
+    scaler_fit_on: Literal["held-out", "train"] = _option(FedCal.fit_on, "fedcal: which of a client's samples it fits on.", "Calibration")
+    scaler_start: Literal["matched", "own", "global"] = _option(FedCal.start, "fedcal: a client starts from its own net, matched or as it is, or from the global one.", "Calibration")
+    scaler_shared_init: bool = _option(FedCal.shared_init, "fedcal: all clients start from the server's first net, or each from its own.", "Calibration")
+    scaler_average: Literal["round", "latest"] = _option(FedCal.average, "fedcal: average the round's clients, or every client's latest net.", "Calibration")
+    scaler_weights: Literal["equal", "samples"] = _option(FedCal.weights, "fedcal: weights of that average.", "Calibration")
+    scaler_hidden: int = _option(FedCal.hidden, "fedcal: units of a hidden layer.", "Calibration", low=1)
+    scaler_lr: float = _option(Training.lr, "fedcal: Adam's learning rate.", "Calibration", above=0)
+    scaler_steps: int = _option(Training.steps, "fedcal: Adam steps a round at most.", "Calibration", low=0)
+    scaler_weight_decay: float = _option(Training.weight_decay, "fedcal: weight decay of the net.", "Calibration", low=0)
+
+    n_bins: int = _option(15, "Bins of the ECE.", "Running", low=1, high=10_000)
+    seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0, high=2**63 - 1)
+    device: str = _option("cpu", "cpu, cuda or cuda:N; calibration itself stays on the CPU.", "Running")
+    engine: Literal["auto", "reference"] = _option("auto", "auto (clients side by side: CUDA graphs on a GPU, threads on a CPU), or the plain reference loop.", "Running")
+    precision: Literal["bf16", "tf32", "fp32"] = _option("bf16", "Of training on a GPU, by the fast engine; a CPU computes in fp32.", "Running")
+    slots: int = _option(10, "Clients that train side by side on a GPU.", "Running", low=1, high=64)
+    threads: int | None = _option(None, "CPU threads [default: 1 for logistic and mlp, else PyTorch's choice].", "Running", low=1, high=1024)
+    checkpoint_every: int = _option(5, "Rounds between two checkpoints.", "Running", low=1)
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for entry in fields(self):
+            if entry.name != "method":
+                check_value(entry.name, getattr(self, entry.name), hints[entry.name], entry.metadata["rules"])
+        if self.data not in DATASETS:
+            raise unknown("data set", self.data, DATASETS)
+        if self.model is not None and self.model not in MODELS:
+            raise unknown("model", self.model, MODELS)
+        if self.partition is not None and self.partition not in PARTITIONS:
+            raise unknown("partition", self.partition, PARTITIONS)
+        if not isinstance(self.method, tuple) or not all(isinstance(name, str) for name in self.method):
+            raise FedCalError(f"method must be a tuple of names, not {self.method!r}")
+        if not self.method:
+            raise FedCalError("no method given: leave method out for all of them")
+        for name, times in Counter(self.method).items():
+            get_method(name)
+            if times > 1:
+                raise FedCalError(f"method {name!r} is given {times} times: name it once")
+
+    def resolve(self) -> Config:
+        """The same with every `None` that depends on the data filled in."""
+        about = DATASETS[self.data]
+        small = self.data in ("digits", "heart")
+        known: dict[str, Any] = {
+            "model": about.model,
+            "partition": about.partition,
+            "batch_size": 32 if small else 256,
+            "lr": 0.05 if small else 0.01,
+        }
+        return replace(self, **{k: v for k, v in known.items() if getattr(self, k) is None})
+
+    def methods(self) -> dict[str, Method]:
+        """The methods asked for, `fedcal` and its ablations with this config's options (an ablation keeps its own)."""
+        training = Training(lr=self.scaler_lr, steps=self.scaler_steps, weight_decay=self.scaler_weight_decay)
+        options: dict[str, Any] = {
+            "net": self.scaler_net,
+            "schedule": self.scaler_schedule,
+            "rounds": self.scaler_rounds,
+            "logits_of": self.scaler_logits,
+            "fit_on": self.scaler_fit_on,
+            "start": self.scaler_start,
+            "shared_init": self.scaler_shared_init,
+            "average": self.scaler_average,
+            "weights": self.scaler_weights,
+            "hidden": self.scaler_hidden,
+            "training": training,
+        }
+        found: dict[str, Method] = {}
+        for name in self.method:
+            method, plain = METHODS[name], METHODS["fedcal"]
+            mine = {k: v for k, v in options.items() if getattr(method, k, None) == getattr(plain, k)}
+            found[name] = get_method(name, **mine) if isinstance(method, FedCal) else method
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in config.json."""
+        return {"schema": SCHEMA, **asdict(self), "method": list(self.method)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], source: str = "config") -> Config:
+        """Back from config.json."""
+        if values.get("schema") != SCHEMA:
+            raise FedCalError(f"{source}: schema {values.get('schema')!r}, but this fedcal reads {SCHEMA}: run it anew")
+        names = [entry.name for entry in fields(cls)]
+        for key in values:
+            if key not in names and key != "schema":
+                raise FedCalError(f"{source}: {unknown('field', key, names)}")
+        given: dict[str, Any] = {
+            k: tuple(v) if k == "method" and isinstance(v, list) else v for k, v in values.items() if k != "schema"
+        }
+        try:
+            return cls(**given)
+        except FedCalError as error:
+            raise FedCalError(f"{source}: {error}") from None

@@ -1,0 +1,296 @@
+"""Algorithm 1: rounds of local training, with calibration beside it, on one machine.
+
+One training run serves every calibration method: none of them changes the model, so all look at the same rounds.
+Random streams are named by (seed, purpose, round, client), so a resumed run needs no generator state and gives the
+same bytes as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedcal.base.seeds import numpy_rng, torch_rng
+from fedcal.data import Client, Dataset, Skew, load, make_clients, skew
+from fedcal.errors import FedCalError
+from fedcal.learn import cpu
+from fedcal.learn.local import SGD, Job, Trained, average, copy_state, predict, train_in_turn
+from fedcal.learn.models import build
+from fedcal.measure.paired import FINEST, Paired, top_of
+from fedcal.measure.tally import Tally
+from fedcal.protocol.rounds import Calibration, Samples, begin, calibration_round
+from fedcal.simulate.config import Config
+
+Record = dict[str, Any]  # what rounds.jsonl says of a round
+Trainer = Callable[[list[Job]], list[Trained]]
+
+
+@dataclass
+class Federation:
+    """Everything a run holds between rounds."""
+
+    config: Config
+    clients: list[Client]
+    skew: Skew
+    classes: tuple[str, ...]
+    model: nn.Module  # θ; its state is the global model's between rounds
+    calibrations: dict[str, Calibration]  # π̄ and every π_c, by method
+    train: Trainer  # how a round's clients are trained: one after the other, or several at once
+    round: int = 0
+    keep: tuple[
+        str, ...
+    ] = ()  # logits of the round's clients to leave in `seen`: "local/train", "received/held-out", …
+    seen: dict[str, torch.Tensor] = field(default_factory=dict)  # by "CLIENT/local/train" and so on
+
+
+def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | None = None) -> Federation:
+    """The federation before its first round; of the config's data set, or of one's own; with an engine that others share."""
+    device = _device(config.device)
+    dataset = dataset or load(config.data, config.data_dir, config.seed, limit=config.limit)
+    if config.partition == "natural" and config.clients not in (None, len(dataset.client_names)):
+        raise FedCalError(
+            f"{config.data} has {len(dataset.client_names)} natural clients, not {config.clients}: leave clients out, "
+            "or choose another partition"
+        )
+    clients = make_clients(
+        dataset,
+        partition=config.partition or "dirichlet",
+        n_clients=config.clients or 20,
+        beta=config.beta,
+        classes_per_client=config.classes_per_client,
+        cal_fraction=config.cal_fraction,
+        min_samples=config.min_samples,
+        seed=config.seed,
+    )
+    if (config.clients_per_round or 1) > len(clients):
+        raise FedCalError(f"clients_per_round is {config.clients_per_round}, but there are {len(clients)} clients")
+    model = build(config.model or "mlp", dataset.shape, dataset.n_classes, torch_rng(config.seed, "model")).to(device)
+    return Federation(
+        config,
+        [_on(client, device) for client in clients],
+        skew(clients, dataset.n_classes),
+        dataset.classes,
+        model,
+        {name: begin(method, dataset.n_classes, config.seed, name) for name, method in config.methods().items()},
+        train or trainer(config, model, dataset.shape),
+    )
+
+
+def trainer(config: Config, model: nn.Module, shape: tuple[int, ...]) -> Trainer:
+    """The engine that trains a round's clients. Several federations of one model and one way to train may share it."""
+    how, on_cpu = sgd(config), next(model.parameters()).device.type == "cpu"
+    if config.engine == "reference" or (on_cpu and not cpu.pays(model)):
+        return lambda jobs: train_in_turn(model, jobs, how)
+    if on_cpu:
+        return cpu.Engine(model, how, torch.get_num_threads()).train
+    from fedcal.learn.fast import Engine
+
+    return Engine(model, shape, how, config.precision, config.slots).train
+
+
+def sgd(config: Config) -> SGD:
+    """How a client trains, by the config."""
+    return SGD(
+        lr=config.lr or 0.01, batch_size=config.batch_size or 256, epochs=config.epochs, momentum=config.momentum,
+        weight_decay=config.weight_decay, prox_mu=config.prox_mu,
+    )  # fmt: skip
+
+
+def run_round(state: Federation) -> Record:
+    """Lines 3–8 of Algorithm 1; returns what rounds.jsonl says of it."""
+    return run_rounds([state])[0]
+
+
+def run_rounds(states: list[Federation], glance: bool = True) -> list[Record]:
+    """The next round of several federations that share one engine: their clients train side by side.
+
+    With `glance`, a record also has the model's accuracy and ECE on the calibration data.
+    """
+    began = time.perf_counter()
+    chosen = [_choose(state) for state in states]
+    jobs = [_jobs(state, clients) for state, clients in zip(states, chosen, strict=True)]
+    trained = iter(states[0].train([job for mine in jobs for job in mine]))  # lines 4–6
+    records = [_aggregate(s, c, j, [next(trained) for _ in j]) for s, c, j in zip(states, chosen, jobs, strict=True)]
+    if glance:
+        records = [record | _glance(state) for record, state in zip(records, states, strict=True)]
+    return [record | {"seconds": time.perf_counter() - began} for record in records]
+
+
+def finish(state: Federation) -> None:
+    """Calibration rounds on the frozen final model, all clients taking part."""
+    frozen: dict[str, dict[str, Samples]] = {}
+    for calibration in state.calibrations.values():
+        method = calibration.method
+        if method.rounds and method.fit_on not in frozen:
+            frozen[method.fit_on] = {c.name: _samples(c, state.model, method.fit_on) for c in state.clients}
+        for _ in range(method.rounds):
+            if calibration.done:
+                break
+            calibration_round(calibration, frozen[method.fit_on], state.config.seed)
+
+
+def test_logits(state: Federation) -> dict[str, torch.Tensor]:
+    """The final model's logits on each client's test set."""
+    return {c.name: predict(state.model, c.test_x) for c in state.clients}
+
+
+def evaluate(state: Federation, logits: dict[str, torch.Tensor] | None = None) -> dict[str, dict[str, list[Tally]]]:
+    """Each method's tallies on the clients' test sets: under the global scaler (`local`) and their own (`own`)."""
+    logits = test_logits(state) if logits is None else logits
+    tallies: dict[str, dict[str, list[Tally]]] = {}
+    for name, calibration in state.calibrations.items():
+        tallies[name] = {
+            "local": [_tally(calibration, logits[c.name], c, None, state.config) for c in state.clients],
+            "own": [_tally(calibration, logits[c.name], c, c.name, state.config) for c in state.clients],
+        }
+    return tallies
+
+
+def compare(state: Federation, logits: dict[str, torch.Tensor]) -> Paired | None:
+    """All methods' global scalers on the clients' test sets, in joint sums that tell how far their ECEs differ.
+
+    None where there are too many bins for that.
+    """
+    if len(state.calibrations) * state.config.n_bins > FINEST:
+        return None
+    found: Paired | None = None
+    for client in state.clients:
+        z, labels = logits[client.name], client.test_y.cpu()
+        tops = {name: top_of(calibration.apply(z), labels) for name, calibration in state.calibrations.items()}
+        mine = Paired.of(tops, state.config.n_bins)
+        found = found + mine if found else mine
+    return found
+
+
+def train(state: Federation, rounds: int, after_round: Callable[[Federation, Record], None]) -> None:
+    """Rounds up to the given one."""
+    while state.round < rounds:
+        after_round(state, run_round(state))
+
+
+# --- parts of the above ------------------------------------------------------------------------------------------
+
+
+def _choose(state: Federation) -> list[int]:
+    """Line 3: the m clients of this round."""
+    m = state.config.clients_per_round or min(5, len(state.clients))
+    rng = numpy_rng(state.config.seed, "choose", state.round)
+    return sorted(rng.choice(len(state.clients), m, replace=False).tolist())
+
+
+def _jobs(state: Federation, chosen: list[int]) -> list[Job]:
+    """What the round's clients are to do; of a centralised model, one job on all data."""
+    received, clients, seed, t = copy_state(state.model), state.clients, state.config.seed, state.round
+    if state.config.algorithm == "centralised":
+        x, y = (torch.cat([getattr(c, part) for c in clients]) for part in ("train_x", "train_y"))
+        before = {f"{c}/{fit_on}": _inputs(clients[c], fit_on) for c in chosen for fit_on in _wanted(state)}
+        return [Job(received, x, y, numpy_rng(seed, "batches", t, "pooled"), before)]
+    jobs = []
+    for c in chosen:
+        before, after = (
+            {fit_on: _inputs(clients[c], fit_on) for fit_on in _wanted(state, whose)} for whose in ("received", "local")
+        )
+        rng = numpy_rng(seed, "batches", t, f"client {c}")
+        jobs.append(Job(received, clients[c].train_x, clients[c].train_y, rng, before, after))
+    return jobs
+
+
+def _aggregate(state: Federation, chosen: list[int], jobs: list[Job], trained: list[Trained]) -> Record:
+    """The server's part: the new model, and the round of every calibration that runs beside training."""
+    config, clients, sizes = state.config, state.clients, [len(job.y) for job in jobs]
+    state.model.load_state_dict(average([t.state for t in trained], by=sizes))  # line 7
+    if state.keep:
+        state.seen = {
+            f"{clients[c].name}/{kind}": _look(done, kind)
+            for c, done in zip(chosen, trained, strict=False)
+            for kind in state.keep
+        }
+    for calibration in _interleaved(state):  # lines 8, 12–13 and 20
+        method, samples = calibration.method, {}
+        for i, c in enumerate(chosen):
+            if config.algorithm == "centralised":  # there is no local model: both readings mean the received one
+                logits = trained[0].before[f"{c}/{method.fit_on}"]
+            else:
+                logits = _look(trained[i], f"{method.logits_of}/{method.fit_on}")
+            samples[clients[c].name] = logits.double(), _labels(clients[c], method.fit_on)
+        calibration_round(calibration, samples, config.seed)
+    state.round += 1
+    loss = sum(t.loss * n for t, n in zip(trained, sizes, strict=True)) / sum(sizes)
+    if not math.isfinite(loss):
+        raise FedCalError(f"training diverged in round {state.round} (loss {loss}): lower lr, now {config.lr}")
+    return {"round": state.round, "clients": chosen, "loss": loss}
+
+
+def _interleaved(state: Federation) -> list[Calibration]:
+    return [c for c in state.calibrations.values() if c.method.schedule == "interleaved"]
+
+
+def _wanted(state: Federation, whose: str | None = None) -> list[str]:
+    """The kinds of data on which calibrations within training rounds want logits (of the received or the local model)."""
+    kinds = {f"{c.method.logits_of}/{c.method.fit_on}" for c in _interleaved(state)} | set(state.keep)
+    return sorted({kind.split("/")[1] for kind in kinds if whose in (None, kind.split("/")[0])})
+
+
+def _look(trained: Trained, kind: str) -> torch.Tensor:
+    whose, fit_on = kind.split("/")
+    return (trained.before if whose == "received" else trained.after)[fit_on]
+
+
+def _inputs(client: Client, fit_on: str) -> torch.Tensor:
+    return client.cal_x if fit_on == "held-out" else client.train_x
+
+
+def _labels(client: Client, fit_on: str) -> torch.Tensor:
+    return (client.cal_y if fit_on == "held-out" else client.train_y).cpu()
+
+
+def _samples(client: Client, model: nn.Module, fit_on: str) -> Samples:
+    """What a client fits a scaler on: a model's logits on its held-out or its training data."""
+    return predict(model, _inputs(client, fit_on)), _labels(client, fit_on)
+
+
+def _glance(state: Federation) -> dict[str, float]:
+    """Accuracy and ECE of the uncalibrated global model on the calibration data; the test data stays unseen."""
+    logits = predict(state.model, torch.cat([c.cal_x for c in state.clients]))
+    found = Tally.of(logits, torch.cat([c.cal_y for c in state.clients]).cpu(), state.config.n_bins).summary()
+    return {"accuracy": found["accuracy"], "ece": found["ece"]}
+
+
+def _tally(calibration: Calibration, logits: torch.Tensor, client: Client, own: str | None, config: Config) -> Tally:
+    known = own if own in calibration.own else None  # a client without calibration samples has nothing of its own
+    return Tally.of(calibration.apply(logits, known), client.test_y.cpu(), config.n_bins)
+
+
+def _on(client: Client, device: torch.device) -> Client:
+    """The client's tensors there; on a GPU images are channels-last, as its engine wants them."""
+
+    def moved(value: torch.Tensor) -> torch.Tensor:
+        images = value.ndim == 4 and device.type == "cuda"
+        return value.to(device, memory_format=torch.channels_last if images else torch.preserve_format)
+
+    return Client(client.name, **{k: moved(v) for k, v in vars(client).items() if isinstance(v, torch.Tensor)})
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise FedCalError(f"unknown device {name!r}: choose cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise FedCalError(f"device {name!r} is not supported: choose cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise FedCalError(
+            f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA devices; choose cpu"
+        )
+    return device
+
+
+def n_parameters(model: nn.Module) -> int:
+    """How many numbers a round of FedAvg moves a client."""
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,236 @@
+"""A run from config to folder: `fedcal.run(Config(...), out="RUN")`.
+
+RUN/config.json           what was asked for
+RUN/rounds.jsonl          a line a round: loss, accuracy, ECE, clients, seconds
+RUN/results.json          every method's metrics (schema below), the label table, costs
+RUN/model.safetensors     the final global model
+RUN/scalers/NAME.safetensors   each method's global scaler and the clients' own ones
+RUN/report.html           the same in pictures
+RUN/checkpoint.safetensors     only while the run is unfinished
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcal.base.store import append_line, read_json, write_bytes, write_json, write_tensors
+from fedcal.errors import FedCalError
+from fedcal.measure.paired import Paired
+from fedcal.measure.tally import Tally, over_clients, pooled
+from fedcal.methods.method import n_bytes
+from fedcal.protocol.rounds import Calibration
+from fedcal.protocol.scaler_file import save_scaler
+from fedcal.simulate import federation
+from fedcal.simulate.checkpoint import load_checkpoint, save_checkpoint
+from fedcal.simulate.config import MACHINE, SCHEMA, Config
+from fedcal.simulate.federation import Federation, Record
+
+Results = dict[str, Any]
+
+FILES = (  # of a run folder, besides the scalers
+    "config.json",
+    "rounds.jsonl",
+    "results.json",
+    "model.safetensors",
+    "report.html",
+    "checkpoint.safetensors",
+)
+
+
+def run(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    on_round: Callable[[Record], None] = lambda record: None,
+    on_start: Callable[[Federation], None] = lambda state: None,
+) -> Results:
+    """Train a federation, calibrate it with every method of the config, measure, and write the run folder.
+
+    Without `out` nothing is written. `resume` goes on from the folder's last checkpoint (or starts, if there is
+    none); `overwrite` replaces an earlier run. Returns what results.json holds.
+    """
+    config = config.resolve()
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    elif config.model in ("logistic", "mlp"):  # too small to share: a second thread only waits
+        torch.set_num_threads(1)
+    folder = Path(out) if out is not None else None
+    if folder:
+        check_folder(folder, config, resume, overwrite)
+        if resume and (folder / "results.json").exists() and not (folder / "checkpoint.safetensors").exists():
+            return read_json(folder / "results.json")
+    state = federation.assemble(config)
+    if folder:
+        _open_folder(folder, state, resume)
+    on_start(state)
+
+    def after_round(state: Federation, record: Record) -> None:
+        on_round(record)
+        if folder:
+            append_line(folder / "rounds.jsonl", json.dumps(record, sort_keys=True))
+            if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
+                save_checkpoint(folder / "checkpoint.safetensors", state)
+
+    federation.train(state, config.rounds, after_round)
+    federation.finish(state)
+    logits = federation.test_logits(state)
+    results = summarise(state, federation.evaluate(state, logits), federation.compare(state, logits))
+    if folder:
+        _save(folder, state, results)
+    return results
+
+
+def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]], paired: Paired | None = None) -> Results:
+    """results.json: `methods.NAME.{global,local,own}.METRIC` as fractions; undefined ones are null.
+
+    `methods.NAME.global.ece_against.OTHER` is NAME's ECE less OTHER's on the same samples, with its 95 % interval:
+    [difference, low, high]. It is empty where the samples were not looked at together.
+    """
+    config, names = state.config, [c.name for c in state.clients]
+    methods = {}
+    for name, found in tallies.items():
+        calibration, whole = state.calibrations[name], pooled(found["local"])
+        methods[name] = {
+            "summary": calibration.method.summary,
+            "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(paired, name)},
+            "local": over_clients(names, found["local"]),
+            "own": over_clients(names, found["own"]),
+            "clients": {kind: _by_client(found[kind]) for kind in ("local", "own")},
+            "reliability": _bins(whole),
+            "cost": {
+                "leaves": calibration.method.leaves,
+                "bytes_up": calibration.bytes_up,
+                "bytes_down": max(calibration.bytes_down, n_bytes(calibration.params)),
+                "bytes_up_total": calibration.total_up,
+                "bytes_down_total": calibration.total_down + n_bytes(calibration.params),
+                "rounds": calibration.rounds,
+                "pooled_data": calibration.method.needs_pooled_data,
+                "additive": calibration.method.additive,
+            },
+            "notes": _notes(calibration),
+        }
+    table = state.skew
+    return finite(
+        {
+            "schema": SCHEMA,
+            "fedcal": _version(),
+            "torch": torch.__version__.split("+")[0],
+            "device": config.device,
+            "config": {k: v for k, v in config.to_dict().items() if k not in (*MACHINE, "schema")},
+            "data": {
+                "name": config.data,
+                "classes": list(state.classes),
+                "clients": names,
+                **{f"{split}_counts": getattr(table, split).tolist() for split in ("train", "cal", "test")},
+                "G": table.G,
+                "kl": table.kl.tolist(),
+                "parameters": federation.n_parameters(state.model),
+            },
+            "methods": methods,
+        }
+    )
+
+
+def _against(paired: Paired | None, name: str) -> dict[str, list[float]]:
+    others = [other for other in paired.views if other != name] if paired else []
+    return {other: list(paired.difference(name, other)) for other in others} if paired else {}
+
+
+def _by_client(tallies: list[Tally]) -> dict[str, list[float]]:
+    rows = [tally.summary() for tally in tallies]
+    return {
+        "n": [t.n for t in tallies],
+        **{k: [row[k] for row in rows] for k in ("accuracy", "ece", "ece_floor", "nll")},
+    }
+
+
+def _bins(tally: Tally) -> dict[str, list[float]]:
+    bins = tally.reliability
+    (confidence, accuracy), (low, high) = bins.curve(), bins.band()
+    columns = {"edges": bins.edges, "count": bins.count, "confidence": confidence, "accuracy": accuracy}
+    return {k: v.tolist() for k, v in {**columns, "low": low, "high": high}.items()}
+
+
+def _notes(calibration: Calibration) -> dict[str, float]:
+    """Each remark's mean over all updates: the share of units that matching moved, of clients without a fit, …"""
+    return {name: total / calibration.updates for name, total in sorted(calibration.notes.items())}
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: undefined is null."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _version() -> str:
+    from fedcal import __version__
+
+    return __version__
+
+
+# --- the folder ----------------------------------------------------------------------------------------------------
+
+
+def check_folder(folder: Path, config: Config, resume: bool, overwrite: bool) -> None:
+    """Refuse to mix runs. Nothing is written or deleted yet."""
+    if resume and overwrite:
+        raise FedCalError("resume and overwrite contradict each other: give one of them")
+    try:
+        is_file = folder.exists() and not folder.is_dir()
+    except OSError as error:
+        raise FedCalError(f"cannot use {folder}: {error.strerror or error}; choose another folder") from None
+    if is_file:
+        raise FedCalError(f"{folder} is a file: choose another folder")
+    if overwrite or not (found := [name for name in FILES if (folder / name).exists()]):
+        return
+    if not resume:
+        raise FedCalError(
+            f"{folder} holds a run already ({found[0]}): go on with --resume, replace it with --overwrite, "
+            "or choose another"
+        )
+    stored = Config.from_dict(read_json(folder / "config.json"), str(folder / "config.json"))
+    for name, value in asdict(stored).items():
+        if name not in MACHINE and value != (mine := getattr(config, name)):
+            raise FedCalError(
+                f"{folder} was run with {name}={value!r}, not {mine!r}: leave it out, or use another folder"
+            )
+
+
+def _open_folder(folder: Path, state: Federation, resume: bool) -> None:
+    """Take up the last checkpoint, if there is one, and the log as it stood then; or clear an earlier run away."""
+    checkpoint, log = folder / "checkpoint.safetensors", folder / "rounds.jsonl"
+    if resume and checkpoint.exists():
+        load_checkpoint(checkpoint, state)
+    lines = log.read_bytes().splitlines(keepends=True)[: state.round] if state.round and log.exists() else []
+    write_bytes(log, b"".join(lines))  # first of all: where that fails, nothing is lost
+    if not resume:
+        for old in (*(folder / name for name in FILES), *(folder / "scalers").glob("*.safetensors")):
+            if old != log:
+                old.unlink(missing_ok=True)
+    write_json(folder / "config.json", state.config.to_dict())
+
+
+def _save(folder: Path, state: Federation, results: Results) -> None:
+    """Everything final; the checkpoint goes last, so that a run killed here is finished by --resume."""
+    config = state.config
+    about = {"schema": SCHEMA, "model": config.model, "classes": list(state.classes), "round": state.round}
+    write_tensors(folder / "model.safetensors", {k: v.cpu() for k, v in state.model.state_dict().items()}, about)
+    for name, calibration in state.calibrations.items():
+        save_scaler(folder / "scalers" / f"{name}.safetensors", calibration)
+    write_json(folder / "results.json", results)
+    from fedcal import report  # matplotlib is slow to import, and only needed here
+
+    report.write(folder)
+    (folder / "checkpoint.safetensors").unlink(missing_ok=True)

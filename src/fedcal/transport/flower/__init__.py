@@ -1,0 +1,16 @@
+"""FedCal inside Flower: `CalibratedStrategy` on the server, `calibration_mod` on the nodes. Needs `fedcal[flower]`."""
+
+from fedcal.errors import FedCalError
+
+try:
+    import flwr  # noqa: F401
+except ImportError:
+    raise FedCalError("fedcal.transport.flower needs Flower: pip install 'fedcal[flower]'") from None
+
+from fedcal.protocol.privacy import Privacy
+from fedcal.transport.flower.average import ExactFedAvg
+from fedcal.transport.flower.client import calibration_mod, logits_of, own_scaler
+from fedcal.transport.flower.grid import LocalGrid
+from fedcal.transport.flower.strategy import CalibratedStrategy
+
+__all__ = ["CalibratedStrategy", "ExactFedAvg", "LocalGrid", "Privacy", "calibration_mod", "logits_of", "own_scaler"]

@@ -1,0 +1,106 @@
+"""What an inner strategy has come to hold: FedAdam's moments, FedAvgM's momentum, an adaptive clipping norm.
+
+Flower's strategies keep such things as attributes and have no way to save them. Here they are found by what they are
+(numbers, arrays, and lists or dicts of arrays; also of a strategy within the strategy) and put back as that: nothing that
+is read runs code. Numbers that did not change since the strategy was made are its settings, and stay as the app has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import Strategy
+
+from fedcal.base.logits import Params
+from fedcal.errors import FedCalError
+
+Told = dict[str, Any]  # by attribute: a number, or the kind and the names of its arrays
+BETWEEN = "."  # a strategy within a strategy, and its attribute
+
+
+def numbers_of(strategy: Strategy) -> dict[str, int | float]:
+    """Its numbers, by attribute."""
+    return {name: value for name, value in _attributes(strategy).items() if _is_number(value)}
+
+
+def state_of(strategy: Strategy, at_first: dict[str, int | float]) -> tuple[Params, Told]:
+    """Its arrays, and what says where they belong; numbers only where they are not `at_first`."""
+    arrays, numbers = dict[str, torch.Tensor](), numbers_of(strategy)
+    told: Told = {name: value for name, value in numbers.items() if at_first.get(name) != value}
+    for name, value in _attributes(strategy).items():
+        if name in numbers or (found := _arrays(value)) is None:
+            continue
+        kind, parts = found
+        try:
+            tensors = [torch.from_numpy(np.array(part)) for part in parts.values()]
+        except (TypeError, ValueError):  # a type that PyTorch has not: no reason to end a run
+            continue
+        told[name] = {"kind": kind, "names": list(parts)}
+        arrays |= {f"{name}/{i}": tensor for i, tensor in enumerate(tensors)}
+    return arrays, told
+
+
+def put_back(strategy: Strategy, arrays: Params, told: Told) -> None:
+    """The same into a strategy that was just made as that one was."""
+    has = _attributes(strategy)
+    for name, value in told.items():
+        if name not in has:
+            raise FedCalError(f"the checkpoint is of another strategy, which has {name!r}: delete it")
+        if isinstance(value, dict):
+            try:
+                parts = {key: arrays[f"{name}/{i}"].numpy() for i, key in enumerate(value["names"])}
+                value = _MADE[value["kind"]](parts)
+            except (KeyError, TypeError, ValueError):
+                raise FedCalError(_DAMAGED) from None
+        elif not _is_number(value) or not (has[name] is None or _is_number(has[name])):
+            raise FedCalError(_DAMAGED)
+        *within, last = name.split(BETWEEN)
+        owner: Any = strategy
+        for one in within:
+            owner = getattr(owner, one)
+        setattr(owner, last, value)
+
+
+_MADE: dict[str, Any] = {
+    "array": lambda parts: parts["0"],
+    "list": lambda parts: list(parts.values()),
+    "dict": lambda parts: parts,
+    "record": lambda parts: ArrayRecord({name: Array(value) for name, value in parts.items()}),
+}
+
+
+_DAMAGED = "the checkpoint is damaged or of another strategy: delete it"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _attributes(strategy: Strategy) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in vars(strategy).items():
+        if isinstance(value, Strategy):
+            found |= {f"{name}{BETWEEN}{inner}": v for inner, v in _attributes(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _arrays(value: Any) -> tuple[str, dict[str, Any]] | None:
+    """What kind of arrays that is, and they by name; None if it is something else, or holds none."""
+    if isinstance(value, ArrayRecord):
+        kind, parts = "record", {name: array.numpy() for name, array in value.items()}
+    elif isinstance(value, dict):
+        kind, parts = "dict", value
+    elif isinstance(value, list):
+        kind, parts = "list", {str(i): part for i, part in enumerate(value)}
+    else:
+        kind, parts = "array", {"0": value}
+    numeric = all(
+        isinstance(k, str) and isinstance(part, np.ndarray | np.generic) and part.dtype.kind in "biuf"
+        for k, part in parts.items()
+    )
+    return (kind, parts) if parts and numeric else None

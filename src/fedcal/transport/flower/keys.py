@@ -1,0 +1,83 @@
+"""A certificate authority, a server's certificate and the nodes' keys, for a federation on this machine.
+
+For real machines, see docs/deploy.md: the same, with the server's name in its certificate.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fedcal.base.store import write_bytes
+
+DAYS = 30
+
+
+def write_certificates(folder: Path, host: str = "127.0.0.1") -> None:
+    """ca.crt, server.pem and server.key; the authority's own key is not kept."""
+    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    issuer = _name("FedCal test authority")
+    ca = (
+        _certificate(issuer, issuer, authority)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(authority, hashes.SHA384())
+    )
+    names = [x509.DNSName("localhost"), _address(host)]
+    certificate = (
+        _certificate(_name("FedCal SuperLink"), issuer, server)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(authority, hashes.SHA384())
+    )
+    pem = serialization.Encoding.PEM
+    write_bytes(folder / "ca.crt", ca.public_bytes(pem))
+    write_bytes(folder / "server.pem", certificate.public_bytes(pem))
+    _write_secret(
+        folder / "server.key",
+        server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+def write_node_key(path: Path) -> None:
+    """A SuperNode's key pair in OpenSSH's form: `path` and `path.pub`."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    _write_secret(path, key.private_bytes(*form))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    write_bytes(path.with_name(path.name + ".pub"), public + b"\n")
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_bytes(data)
+
+
+def _name(words: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, words)])
+
+
+def _address(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+    )

@@ -1,0 +1,24 @@
+"""Averages that a few wrong scalers cannot move far, for methods whose clients send scalers: coordinate by coordinate."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from fedcal.base.logits import Params
+from fedcal.methods.method import Update
+
+Robust = Literal["median", "trimmed"]
+TRIM = 0.2  # the share of clients left out at either end
+
+
+def robust_mean(updates: list[Update], how: Robust) -> Params:
+    """The median of the clients' values, or the mean without the lowest and the highest fifth (at least one each)."""
+    out: Params = {}
+    for name, first in updates[0].content.items():
+        values = torch.stack([update.content[name].double() for update in updates]).sort(dim=0).values
+        n = len(values)
+        cut = (n - 1) // 2 if how == "median" else min(max(1, round(TRIM * n)), (n - 1) // 2)
+        out[name] = values[cut : n - cut].mean(dim=0).to(first.dtype)
+    return out

@@ -1,0 +1,117 @@
+"""The simulator's federation as a Flower app: the same data, training and random streams, so that both give the same.
+
+A node takes its client's data by `partition-id`. The run's `config` is a `fedcal.Config` as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedcal.base.seeds import numpy_rng
+from fedcal.base.store import write_bytes, write_json, write_tensors
+from fedcal.data import Client, skew
+from fedcal.learn.local import predict, train_locally
+from fedcal.methods import get_method
+from fedcal.protocol.rounds import Calibration
+from fedcal.protocol.scaler_file import save_scaler
+from fedcal.simulate.config import SCHEMA, Config
+from fedcal.simulate.federation import Federation, assemble, sgd
+from fedcal.simulate.runs import summarise
+from fedcal.transport.flower.average import ExactFedAvg
+from fedcal.transport.flower.strategy import CalibratedStrategy
+
+
+@lru_cache(maxsize=2)
+def federation(config: str) -> Federation:
+    """All clients; a node then looks at its own only."""
+    return assemble(Config.from_dict(json.loads(config)).resolve())
+
+
+def at_node(config: str) -> Federation:
+    """The same for whatever method: a node that has it need not assemble it again."""
+    return federation(json.dumps(json.loads(config) | {"method": ["uncal"]}))
+
+
+def client_of(context: Context) -> tuple[Federation, Client]:
+    """The node's client."""
+    state = at_node(str(context.run_config["config"]))
+    return state, state.clients[int(context.node_config["partition-id"])]
+
+
+def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
+    """For `calibration_mod`."""
+    state, client = client_of(context)
+    state.model.load_state_dict(arrays.to_torch_state_dict())
+    part = {"held-out": "cal", "train": "train", "test": "test"}[split]
+    return predict(state.model, getattr(client, f"{part}_x")), getattr(client, f"{part}_y")
+
+
+def train(message: Message, context: Context) -> Message:
+    """A client's local epochs, as the simulator has them."""
+    (state, client), config = client_of(context), message.content.config_records["config"]
+    settings, t = state.config, int(config["server-round"]) - 1  # type: ignore[arg-type]
+    state.model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    rng = numpy_rng(settings.seed, "batches", t, f"client {state.clients.index(client)}")
+    loss = train_locally(state.model, client.train_x, client.train_y, sgd(settings), rng)
+    metrics: dict[str, Any] = {"num-examples": client.n, "loss": loss}
+    trained = ArrayRecord(state.model.state_dict())
+    return Message(RecordDict({"arrays": trained, "metrics": MetricRecord(metrics)}), reply_to=message)
+
+
+def serve(grid: Grid, config: str, options: dict[str, Any], out: str) -> CalibratedStrategy:
+    """The server's run: train, calibrate, measure, and write a run folder like the simulator's. `options`: the strategy's."""
+    state, folder = federation(config), Path(out)
+    inner = ExactFedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    strategy = CalibratedStrategy(
+        inner, method_of(state.config), n_classes=len(state.classes), seed=state.config.seed, n_bins=state.config.n_bins,
+        folder=folder, nodes=len(state.clients), **options,
+    )  # fmt: skip
+    rounds = state.config.rounds
+    result = strategy.start(grid, ArrayRecord(state.model.state_dict()), rounds, timeout=strategy.timeout)
+    state.model.load_state_dict(result.arrays.to_torch_state_dict())
+    write_run(folder, state, strategy)
+    return strategy
+
+
+def method_of(config: Config) -> str:
+    """The one method that a Flower run is of."""
+    return next(name for name in reversed(config.method) if name != "uncal")
+
+
+def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> None:
+    """The folder's files, of the nodes that took part in measuring."""
+    from fedcal import report  # matplotlib is slow to import, and only needed here
+
+    name, calibrator = strategy.calibrator.name, strategy.calibrator
+    here = [client for client in state.clients if client.name in strategy.tallies["own"]]
+    tallies = {view: [by_name[client.name] for client in here] for view, by_name in strategy.tallies.items()}
+    state = replace(
+        state,
+        clients=here,
+        skew=skew(here, len(state.classes)),
+        calibrations={"uncal": Calibration(get_method("uncal"), {}, updates=1, name="uncal"), name: calibrator.state},
+    )
+    both = {"uncal": {"local": tallies["uncal"], "own": tallies["uncal"]}}
+    measured = {**both, name: {"local": tallies["local"], "own": tallies["own"]}}
+    paired = calibrator.paired.renamed({"uncal": "uncal", "local": name}) if calibrator.paired else None
+    results = summarise(state, measured, paired)
+    about = {
+        "schema": SCHEMA,
+        "model": state.config.model,
+        "classes": list(state.classes),
+        "round": state.config.rounds,
+    }
+    write_json(folder / "config.json", state.config.to_dict())
+    write_bytes(folder / "rounds.jsonl", b"")  # losses stay with the strategy
+    write_tensors(folder / "model.safetensors", dict(state.model.state_dict()), about)
+    save_scaler(folder / "scalers" / f"{name}.safetensors", strategy.calibration)
+    write_json(folder / "results.json", results)
+    report.write(folder)

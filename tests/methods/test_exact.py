@@ -1,0 +1,251 @@
+"""Exact federated fits: whoever holds which sample, the fit is the pooled one; and the pooled one is right."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from sklearn.calibration import _TemperatureScaling
+
+import fedcal
+from fedcal.exact.linear import FAMILIES, apply_linear, centre, curvature_sums, linear_sums, n_parameters, widen
+from fedcal.exact.stages import Clients, prior_of
+from fedcal.methods import METHODS
+from fedcal.methods.method import Additive
+
+CONVEX = ["fed-ts", "fed-bias", "fed-vector", "fed-matrix", "fed-beta", "fed-hist"]
+
+
+def skewed(n=600, k=4, seed=0, true_t=2.0):
+    """Logits of a model that is over-confident, leans to some classes and scales them unevenly."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(n, k, generator=rng, dtype=torch.float64)
+    lean, scale = torch.linspace(-1, 1, k, dtype=torch.float64), torch.linspace(0.7, 1.3, k, dtype=torch.float64)
+    labels = torch.multinomial((scale * logits / true_t - lean).softmax(1), 1, generator=rng)[:, 0]
+    return logits, labels
+
+
+def dealt(logits, labels, n_clients, seed=0):
+    owner = torch.from_numpy(np.random.default_rng(seed).integers(n_clients, size=len(labels)))
+    return [(logits[owner == c], labels[owner == c]) for c in range(n_clients)]
+
+
+@pytest.mark.parametrize("name", CONVEX)
+@pytest.mark.parametrize("n_clients", [2, 20, 1000])
+def test_any_split_gives_the_pooled_parameters(name, n_clients):
+    logits, labels = skewed()
+    pooled = fedcal.calibrate([(logits, labels)], name)
+    split = fedcal.calibrate(dealt(logits, labels, n_clients), name)
+    assert set(pooled.params) == set(split.params)
+    for key, value in pooled.params.items():
+        assert torch.allclose(split.params[key], value, rtol=0, atol=1e-10), key
+
+
+@given(st.integers(2, 6), st.integers(1, 30), st.integers(0, 10**6))
+@settings(max_examples=15, deadline=None)
+def test_any_split_of_any_set(k, n_clients, seed):
+    logits, labels = skewed(120, k, seed)
+    pooled = fedcal.calibrate([(logits, labels)], "fed-bias").params["bias"]
+    split = fedcal.calibrate(dealt(logits, labels, n_clients, seed), "fed-bias").params["bias"]
+    assert torch.allclose(split, pooled, rtol=0, atol=1e-10)
+
+
+def test_fed_ts_is_scikit_learns_temperature_and_val_ts():
+    logits, labels = skewed(5000, 10)
+    clients = dealt(logits, labels, 20)
+    found = float(fedcal.calibrate(clients, "fed-ts").params["temperature"])
+    assert found == pytest.approx(1 / _TemperatureScaling().fit(logits.numpy(), labels.numpy()).beta_, abs=1e-6)
+    assert found == pytest.approx(float(fedcal.calibrate(clients, "val-ts").params["temperature"]), abs=1e-10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sums_are_autograds(family):
+    logits, labels = skewed(50, 4)
+    z, t = (
+        centre(logits),
+        0.3 * torch.randn(n_parameters(family, 4), dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
+    )
+
+    def loss(t):
+        return torch.nn.functional.cross_entropy(apply_linear(family, t, z), labels, reduction="sum")
+
+    sums = linear_sums(family, t, z, labels)
+    assert torch.allclose(sums["loss"], loss(t))
+    assert torch.allclose(sums["grad"], torch.autograd.functional.jacobian(loss, t))
+    hessian = torch.autograd.functional.hessian(loss, t)
+    assert torch.allclose(sums["hess"], hessian, atol=1e-10)
+    if family == "matrix":
+        v = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        at = torch.autograd.functional.hessian(loss, widen("vector", v, 4)).view(4, 5, 4, 5)
+        assert torch.allclose(curvature_sums(v, z), torch.stack([at[c, :, c] for c in range(4)]), atol=1e-10)
+
+
+@pytest.mark.parametrize("family", FAMILIES[:-1])
+def test_widening_keeps_the_map(family):
+    z = centre(skewed(20, 3)[0])
+    t = torch.rand(n_parameters(family, 3), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    larger = FAMILIES[FAMILIES.index(family) + 1]
+    assert torch.allclose(apply_linear(larger, widen(family, t, 3), z), apply_linear(family, t, z))
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "ridge"),
+    [("fed-bias", "bias", 0.1), ("fed-vector", "vector", 10.0), ("fed-matrix", "matrix", 100.0)],
+)
+def test_the_pooled_fit_is_the_minimum_of_the_penalised_likelihood(name, family, ridge):
+    """Against scipy's optimiser on the same objective, started elsewhere."""
+    logits, labels = skewed(800, 4)
+    fitted = fedcal.calibrate([(logits, labels)], name)
+    clients = Clients(4, 800, torch.bincount(labels).double(), 1.0, 1.0, True)
+    base = {
+        "temperature": torch.ones(1, dtype=torch.float64),
+        "bias": fedcal.calibrate([(logits, labels)], "fed-bias").params["bias"],
+    }
+    base = base if family != "bias" else {"temperature": base["temperature"]}
+    _, prior = prior_of(family, ridge, base, clients)
+
+    def objective(t):
+        t = torch.from_numpy(t)
+        sums = linear_sums(family, t, centre(logits), labels, "none")
+        value, gradient, _ = prior(t)
+        return float(sums["loss"]) + value, (sums["grad"] + gradient).numpy()
+
+    start = np.full(n_parameters(family, 4), 0.3)
+    found = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 2000})
+    assert objective(fitted.params[family].numpy())[0] <= found.fun + 1e-9
+    assert np.allclose(fitted.params[family].numpy(), found.x, atol=1e-4)
+
+
+def test_lbfgs_reaches_newtons_matrix(monkeypatch):
+    from fedcal.exact import stages
+
+    logits, labels = skewed(2000, 5)
+    newton = fedcal.calibrate([(logits, labels)], "fed-matrix").predict_proba(logits)
+    monkeypatch.setattr(stages, "NEWTON_MAX", 0)
+    assert torch.allclose(fedcal.calibrate([(logits, labels)], "fed-matrix").predict_proba(logits), newton, atol=1e-3)
+
+
+def test_bias_takes_out_a_lean_and_raises_accuracy():
+    logits, labels = skewed(4000, 5, seed=1)
+    held, held_labels = skewed(4000, 5, seed=2)
+    fitted = fedcal.calibrate(dealt(logits, labels, 10), "fed-bias")
+    before, after = held.softmax(1), fitted.predict_proba(held)
+    assert fedcal.accuracy(after, held_labels) > fedcal.accuracy(before, held_labels) + 0.02
+    assert fedcal.ece(after, held_labels) < 0.03 < fedcal.ece(before, held_labels)
+
+
+DEGENERATE = {
+    "one sample": ([[1.0, 2.0, 0.0]], [1]),
+    "three samples": ([[1.0, 2.0, 0.0], [0.0, 1.0, 3.0], [2.0, 2.0, 2.0]], [1, 0, 2]),
+    "one class": (torch.randn(80, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(80)),
+    "a class nobody has": (torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), torch.arange(200) % 3),
+    "constant logits": (torch.zeros(90, 3), torch.arange(90) % 3),
+    "all right": (10 * torch.eye(3)[torch.arange(90) % 3], torch.arange(90) % 3),
+    "all wrong": (10 * torch.eye(3)[torch.arange(90) % 3], (torch.arange(90) + 1) % 3),
+    "huge": (1e4 * torch.randn(90, 3, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3),
+    "tiny": (1e-4 * torch.randn(90, 3, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3),
+    "ties": (torch.ones(90, 3) * (torch.arange(90) % 2)[:, None], torch.arange(90) % 3),
+    "two classes": (torch.randn(90, 2, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2),
+}
+
+
+@pytest.mark.parametrize("case", DEGENERATE)
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if isinstance(method, Additive)])
+def test_degenerate_federations_stay_sane(name, case):
+    logits, labels = DEGENERATE[case]
+    logits = torch.as_tensor(logits, dtype=torch.float64)
+    fitted = fedcal.calibrate([(logits, labels)], name)
+    probs = fitted.predict_proba(logits)
+    assert torch.isfinite(probs).all() and torch.allclose(probs.sum(1), torch.ones(len(probs), dtype=torch.float64))
+    probs = fitted.predict_proba(logits, client=0)
+    assert torch.isfinite(probs).all()
+
+
+def test_a_thousand_clients_of_one_sample():
+    logits, labels = skewed(1000, 4)
+    single = fedcal.calibrate([(logits[i : i + 1], labels[i : i + 1]) for i in range(1000)], "fedcal-plus")
+    assert torch.isfinite(single.predict_proba(logits)).all()
+    assert "fallback" not in single.params
+    assert fedcal.nll(single.predict_proba(logits), labels) < fedcal.nll(logits.softmax(1), labels)
+
+
+def test_every_answer_is_a_sum_of_constant_size():
+    """The server sees only what `total` gives it, and no message grows with the number of samples."""
+    sizes = {}
+    for n in (300, 3000):
+        fitted = fedcal.calibrate(dealt(*skewed(n, 4), 5), "fedcal-plus")
+        sizes[n] = fitted.bytes_up
+    assert sizes[300] == sizes[3000]
+
+
+@pytest.mark.parametrize("accuracy", ["improve", "keep"])
+def test_answers_do_not_depend_on_the_order_of_a_question(accuracy):
+    """Files give a question's tensors back in another order."""
+    (logits, labels), rng = skewed(900, 4), torch.Generator()
+    method = replace(METHODS["fedcal-plus"], accuracy=accuracy)
+    program, own = method.program(4), {}
+    question = next(program)
+    with suppress(StopIteration):
+        while True:
+            update = method.client(question, own, logits, labels, rng)
+            again = method.client(dict(reversed(question.items())), own, logits, labels, rng)
+            assert set(update.content) == set(again.content)
+            for name, value in update.content.items():
+                assert torch.equal(value, again.content[name]), name
+            own, question = update.own, program.send(update.content)
+
+
+def test_keep_leaves_the_order_alone_and_improve_may_move_it():
+    logits, labels = skewed(3000, 5, seed=3)
+    clients = dealt(logits, labels, 8)
+    for informed in (True, False):
+        kept = fedcal.calibrate(clients, "fedcal-plus", accuracy="keep", informed=informed).apply(logits)
+        assert torch.equal(kept.argsort(dim=1, stable=True), logits.argsort(dim=1, stable=True))
+    improved = fedcal.calibrate(clients, "fedcal-plus").apply(logits)
+    assert (
+        float((improved.argmax(1) == labels).double().mean())
+        > float((logits.argmax(1) == labels).double().mean()) + 0.02
+    )
+
+
+def test_a_well_trained_model_is_left_at_its_temperature():
+    """Where a bias or a matrix gains nothing, the choice says no: the argmax stays."""
+    rng = torch.Generator().manual_seed(0)
+    for seed in range(5):
+        logits = 2 * torch.randn(1500, 5, generator=rng, dtype=torch.float64)
+        labels = torch.multinomial((logits / 1.5).softmax(1), 1, generator=rng)[:, 0]
+        fitted = fedcal.calibrate(dealt(logits, labels, 6, seed), "fedcal-plus")
+        assert "temperature" in fitted.params
+
+
+def test_maps_mend_what_a_temperature_cannot():
+    """Confidence bent by a power: the top label is right with p³ and p is said."""
+    rng = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(12_000, 3, generator=rng, dtype=torch.float64)
+    p, top = logits.softmax(1).max(1)
+    right = torch.rand(12_000, generator=rng, dtype=torch.float64) < p**3
+    labels = torch.where(right, top, (top + 1) % 3)
+    clients = dealt(logits[:8000], labels[:8000], 10)
+    ece = {
+        name: fedcal.ece(fedcal.calibrate(clients, name).predict_proba(logits[8000:]), labels[8000:])
+        for name in ("fed-ts", "fed-beta", "fed-hist")
+    }
+    assert ece["fed-beta"] < 0.6 * ece["fed-ts"] and ece["fed-hist"] < 0.6 * ece["fed-ts"]
+
+
+def test_rounds_and_bytes_are_counted():
+    fitted = fedcal.calibrate(dealt(*skewed(1000, 4), 5), "fed-ts")
+    assert fitted.done and 2 <= fitted.rounds <= 12
+    assert fitted.bytes_up == 2 * 8 and fitted.bytes_down == 8
+    assert fitted.total_up == fitted.rounds * 16
+
+
+def test_fed_op_trains_by_summed_gradients():
+    logits, labels = skewed(3000, 4, true_t=4.0)
+    clients = dealt(logits, labels, 5)
+    fitted = fedcal.calibrate(clients, "fed-op")
+    assert fedcal.nll(fitted.predict_proba(logits), labels) < fedcal.nll(logits.softmax(1), labels)

@@ -1,0 +1,50 @@
+"""A cell trained, recorded and fitted from the record, against the same federation run the ordinary way."""
+
+import json
+
+import pytest
+import torch
+
+import fedcal
+from fedcal import Config
+from paper import cells
+from paper.recording import Recording
+
+CELL = Config(data="digits", model="mlp", clients=4, clients_per_round=2, rounds=3, epochs=1, beta=0.5)
+NAMES = ("uncal", "val-ts", "fed-ts", "fedcal", "fedcal-literal")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    where = tmp_path_factory.mktemp("cells")
+    said = []
+    folders = list(cells.train([CELL], where / "runs", said.append))
+    found = cells.fit(folders, where / "results", said.append, NAMES, workers=1)
+    return where, folders, found[0], said
+
+
+def test_the_record_gives_what_the_run_gives(recorded):
+    _, _, found, _ = recorded
+    expected = fedcal.run(fedcal.Config(**{**vars(CELL), "method": NAMES}))["methods"]
+    for name in NAMES:
+        for metric in ("accuracy", "ece", "nll", "ece_floor"):
+            near = 1e-6 if name in ("uncal", "val-ts", "fed-ts") else 2e-3  # nets are trained in stacks here
+            assert found["methods"][name]["global"][metric] == pytest.approx(expected[name]["global"][metric], abs=near)
+
+
+def test_rounds_are_kept_and_read_by_kind(recorded):
+    _, folders, _, _ = recorded
+    record = Recording(folders[0])
+    seen = record.round(1, "local/train")
+    assert len(seen) == 2
+    for name, (logits, labels) in seen.items():
+        assert logits.shape == (len(labels), 10) and torch.equal(labels, record.train_labels[name])
+
+
+def test_a_second_time_nothing_is_done_again(recorded, monkeypatch):
+    where, folders, found, _ = recorded
+    monkeypatch.setattr(cells, "_train_group", lambda *a: pytest.fail("trained again"))
+    monkeypatch.setattr(cells, "fit_cell", lambda *a: pytest.fail("measured again"))
+    assert list(cells.train([CELL], where / "runs", print)) == folders
+    assert cells.fit(folders, where / "results", print, NAMES) == [found]
+    assert json.loads(json.dumps(found))["training"]["commit"]

@@ -1,0 +1,230 @@
+"""A real SuperLink and real SuperNodes on loopback, with TLS and node keys: equal to the simulator, and hard to break.
+
+Few and small: each round costs seconds. What processes add nothing to is tested with a LocalGrid.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
+
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+from fedcal import load_scaler
+from fedcal.base.store import read_json, read_tensors
+from fedcal.learn.local import predict
+from fedcal.measure.tally import Tally
+from fedcal.transport.flower import launch
+from fedcal.transport.flower.app.client_app import app as client_app
+from fedcal.transport.flower.keys import write_node_key
+from flower_help import ROUNDS, config_of, distance, flower, grid_of, simulated
+
+REFUSED = (
+    "Failed to initialize the connection to the SuperLink"  # what a SuperNode says whom the SuperLink does not let in
+)
+
+
+# Rounds over real processes take a second; so the methods with many have options that need fewer (test_flower_equal.py has
+# them whole).
+METHODS: dict[str, dict[str, Any]] = {
+    "fed-ts": {},
+    "fedcal": {"rounds": 2},
+    "fedcal-plus": {"accuracy": "keep", "informed": False},
+}
+
+
+def small(data, method, clients=2):
+    """Few arrays in a model: Flower sends each by requests of its own."""
+    return config_of(data, method, clients, model="logistic")
+
+
+def check_runs(processes, plan, data):
+    """Every method on the same nodes, and the run's folder against the simulator: model, scaler, metrics. Bit for bit."""
+    for method, options in METHODS.items():
+        config = small(data, method, len(plan.names))
+        run = replace(plan, config=config.resolve(), folder=plan.folder / method, options=plan.options | options)
+        launch.write_app(run)
+        assert processes.call(method, run.run(), 240) == 0
+        state, metrics = simulated(config, **options)
+        found = load_scaler(run.folder / "scaler.safetensors")
+        model = read_tensors(run.folder / "model.safetensors")[0]
+        assert found.name == method and len(state.clients) == len(plan.names)
+        assert distance(dict(sorted(state.model.state_dict().items())), model) == 0
+        assert distance(dict(sorted(state.calibrations[method].params.items())), found.params) == 0
+        results = read_json(run.folder / "results.json")["methods"][method]["global"]
+        assert all(abs(results[key] - value) < 1e-12 for key, value in metrics.items())
+        about = read_json(run.folder / "federation.json")
+        assert about["faults"] == [] and about["measured_by"] == [client.name for client in state.clients]
+        assert about["training_rounds"] == ROUNDS and about["calibration_rounds"] == state.calibrations[method].rounds
+
+
+class Ear:
+    """A relay between the SuperNodes and the SuperLink that keeps every byte that passes."""
+
+    def __init__(self, port):
+        self.to, self.heard, self.listening = port, bytearray(), socket.create_server((launch.HOST, 0))
+        self.port = self.listening.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                here, _ = self.listening.accept()
+            except OSError:
+                return
+            try:
+                there = socket.create_connection((launch.HOST, self.to))
+            except OSError:  # the SuperLink was killed
+                here.close()
+                continue
+            for a, b in ((here, there), (there, here)):
+                threading.Thread(target=self.pass_on, args=(a, b), daemon=True).start()
+
+    def pass_on(self, a, b):
+        try:
+            while data := a.recv(65536):
+                self.heard += data
+                b.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for one in (a, b):
+                one.close()
+
+
+def secrets(data, clients):
+    """What travels and nobody is to read, of the first node: label counts, of test and calibration samples, and scalers."""
+    found = {}
+    for method, options in METHODS.items():
+        state, _ = simulated(small(data, method, clients), **options)
+        first, scaler = state.clients[0], state.calibrations[method].params
+        found |= {f"{method}'s {name}": value.numpy() for name, value in scaler.items() if value.numel()}
+        found["hits by class"] = (
+            Tally.of(predict(state.model, first.test_x), first.test_y).to_tensors()["classes"][0].numpy()
+        )
+        found["label counts"] = torch.bincount(first.cal_y, minlength=len(state.classes)).double().numpy()
+    return {name: value.tobytes() for name, value in found.items()}
+
+
+def plaintext(data, clients):
+    """Every byte of the same runs' messages, as they are before TLS."""
+    heard = bytearray()
+
+    def hear(message):
+        heard.extend(b"".join(part.deflate() for part in get_all_nested_objects(message).values()))
+
+    def listening(message, context):
+        hear(message)  # the app takes FedCal's records out
+        reply = client_app(message, context)
+        hear(reply)
+        return reply
+
+    for method, options in METHODS.items():
+        config = small(data, method, clients)
+        flower(config, grid_of(config, listening), **options)
+    return heard
+
+
+def test_digits_equal_to_the_simulator_and_closed_to_strangers(tmp_path):
+    """Strangers are refused meanwhile, and a relay hears nothing of what passes through it."""
+    plan = launch.plan(small("digits", "fed-ts"), tmp_path, {"timeout": 60.0})
+    ear = Ear(plan.port)
+    plan = replace(plan, entrance=f"{launch.HOST}:{ear.port}")
+    launch.prepare(plan)
+    write_node_key(tmp_path / "key")
+    two = replace(plan, node_ports=launch.free_ports(2))
+    strangers = {
+        "unknown": two.supernode(0)[:-2],  # no key at all
+        "wrong": [*two.supernode(1)[:-1], str(tmp_path / "key")],
+    }
+    with launch.federation(plan) as processes:
+        for stranger in strangers:
+            processes.start(stranger, strangers[stranger])
+        check_runs(processes, plan, "digits")
+        for stranger in strangers:
+            assert processes.running[stranger].poll() not in (None, 0)
+            assert REFUSED in (plan.flower / "logs" / f"{stranger}.log").read_text()
+    assert processes.running == {}
+    assert len(ear.heard) > 500_000  # rounds of models and more
+    open_text = plaintext("digits", 2)
+    for name, secret in {"a record's name": b"fedcal.", **secrets("digits", 2)}.items():
+        assert secret in open_text, name
+        assert secret not in ear.heard, name
+
+
+def test_heart_equal_to_the_simulator(tmp_path):
+    """Four hospitals."""
+    plan = launch.plan(small("heart", "fed-ts"), tmp_path, {"timeout": 60.0})
+    launch.prepare(plan)
+    with launch.federation(plan) as processes:
+        check_runs(processes, plan, "heart")
+
+
+def test_killed_node_server_and_superlink(tmp_path):
+    """kill -9 of one of three SuperNodes, then of the ServerApp, then of the SuperLink, each in mid-round: the run is started
+    again each time, ends, and says who took part."""
+    config = config_of("digits", "fedcal-literal", clients=3, rounds=4)
+    plan = launch.plan(config, tmp_path / "run", {"timeout": 60.0, "patience": 15.0}, insecure=True)
+    ear = Ear(plan.port)
+    plan = replace(plan, entrance=f"{launch.HOST}:{ear.port}", database=True)
+    launch.prepare(plan)
+    training = plan.folder / "checkpoint" / "training.safetensors"
+    with launch.federation(plan) as processes:
+        processes.start("run", plan.run())
+        wait_for(lambda: trained(training) >= 1)
+        os.killpg(processes.running["node-2"].pid, signal.SIGKILL)
+        wait_for(lambda: trained(training) >= 2)
+        time.sleep(2)  # the next round's messages are out: nodes would wait for one that was cut off half-way
+        for process in serverapp(plan):
+            os.kill(process, signal.SIGKILL)
+        processes.stop("run")
+        processes.start("again", plan.run())
+        wait_for(lambda: trained(training) >= 3)
+        time.sleep(1)
+        os.killpg(processes.running["superlink"].pid, signal.SIGKILL)
+        processes.stop("superlink")
+        processes.stop("again")
+        processes.start("superlink", plan.superlink())  # the nodes come back by themselves
+        launch.wait_healthy(plan, processes)
+        assert processes.call("last", plan.run(), 240) == 0
+    about = read_json(plan.folder / "federation.json")
+    assert about["measured_by"] == ["client-0", "client-1"]
+    assert about["training_rounds"] == 4 and [len(r["took_part"]) for r in about["rounds"]] == [3, 2, 2, 2, 2]
+    assert about["faults"][0]["name"] == "client-2"
+    scaler = load_scaler(plan.folder / "scaler.safetensors")
+    assert all(bool(value.isfinite().all()) for value in scaler.params.values())
+    assert not training.exists()
+    assert b"fedcal.answer" in ear.heard  # without TLS everything can be read
+
+
+def trained(path):
+    return read_tensors(path)[1]["training"] if path.exists() else 0
+
+
+def wait_for(condition, patience=180.0):
+    until = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def serverapp(plan):
+    """The ServerApp's processes, of that federation: itself, and the command that asked for it."""
+    home, found = f"FLWR_HOME={plan.flower / 'home'}\0".encode(), []
+    for entry in Path("/proc").iterdir():
+        try:
+            if b"flwr-serverapp" in (entry / "comm").read_bytes() and home in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    assert len(found) == 2
+    return found

@@ -1,0 +1,106 @@
+"""Streamed clients: sums added as they come, large federations chosen on a part, nothing kept, the same result."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedcal
+from fedcal import FedCalError
+from fedcal.base.folds import LEAST, part
+from fedcal.methods import fedcal_plus
+from fedcal.methods.method import Total, Update, total
+
+
+class Lazy(Mapping):
+    """Clients made when they are read."""
+
+    def __init__(self, n, size=60):
+        self.n, self.size, self.reads = n, size, 0
+
+    def __getitem__(self, name):
+        self.reads += 1
+        rng = torch.Generator().manual_seed(int(name))
+        logits = 2 * torch.randn(self.size, 4, generator=rng, dtype=torch.float64)
+        labels = torch.multinomial((logits / 2 - torch.linspace(-1, 1, 4)).softmax(1), 1, generator=rng)[:, 0]
+        return logits, labels
+
+    def __iter__(self):
+        return map(str, range(self.n))
+
+    def __len__(self):
+        return self.n
+
+
+def pairwise(tensors):
+    """What `Total` promises to equal, bit for bit."""
+    while len(tensors) > 1:
+        tensors = [a + b for a, b in zip(tensors[::2], tensors[1::2], strict=False)] + tensors[len(tensors) & ~1 :]
+    return tensors[0]
+
+
+@given(st.integers(1, 70), st.integers(0, 10**6))
+@settings(max_examples=50, deadline=None)
+def test_totals_are_pairwise_sums(n, seed):
+    rng = torch.Generator().manual_seed(seed)
+    values = list(torch.randn(n, 3, generator=rng, dtype=torch.float64).exp())
+    updates = [Update({"a": v, **({"b": 2 * v} if i % 3 else {})}, 1) for i, v in enumerate(values)]
+    found = total(updates)
+    assert torch.equal(found["a"], pairwise(values))
+    some = [2 * v for i, v in enumerate(values) if i % 3]
+    assert torch.equal(found["b"], pairwise(some)) if some else "b" not in found
+    assert Total().sums() == {}
+
+
+@pytest.mark.parametrize("method", ["fed-ts", "fed-vector", "fedcal-plus"])
+def test_a_stream_gives_the_same_scaler_and_keeps_nothing(method):
+    clients = Lazy(30)
+    held = fedcal.calibrate(dict(clients.items()), method)
+    clients.reads = 0
+    streamed = fedcal.calibrate(clients, method, stream=True)
+    assert all(torch.equal(held.params[name], streamed.params[name]) for name in held.params)
+    assert streamed.own == {} and clients.reads <= 30 * streamed.rounds + 2
+    streamed.welcome("3", *clients["3"])
+    assert torch.isfinite(streamed.predict_proba(clients["3"][0], client="3")).all()
+
+
+@pytest.mark.parametrize("accuracy", ["improve", "keep"])
+def test_choosing_on_a_part_fits_on_everything(accuracy, monkeypatch):
+    clients = Lazy(40, size=250)
+    whole = fedcal.calibrate(dict(clients.items()), "fedcal-plus", accuracy=accuracy)
+    monkeypatch.setattr(fedcal_plus, "N_CHOOSE", 3000)
+    found = fedcal.calibrate(clients, "fedcal-plus", stream=True, accuracy=accuracy)
+    held = fedcal.calibrate(dict(clients.items()), "fedcal-plus", accuracy=accuracy)
+    assert all(torch.equal(held.params[name], found.params[name]) for name in held.params)
+    assert 0 < len(found.part) < 40
+    assert next(iter(found.params)) == next(iter(whole.params)) == "bias"
+    assert torch.allclose(found.params["bias"], whole.params["bias"], atol=2e-3)  # the ridge may be another
+
+
+@given(st.floats(1e-4, 0.999), st.integers(1, 600))
+@settings(max_examples=40, deadline=None)
+def test_a_part_is_the_share_on_average(share, n):
+    rng = torch.Generator().manual_seed(n)
+    sizes = []
+    for _ in range(400):
+        logits, labels = torch.randn(n, 3, generator=rng), torch.randint(3, (n,), generator=rng)
+        rows = part(share, logits, labels)
+        assert rows.tolist() == sorted(set(rows.tolist())) and (not len(rows) or int(rows[-1]) < n)
+        sizes.append(len(rows))
+    assert set(sizes) <= {0, max(sizes)} and (max(sizes) == 0 or max(sizes) >= min(LEAST, n))
+    p = sum(size > 0 for size in sizes) / 400
+    expected = min(1.0, share * n / max(sizes)) if max(sizes) else share * n / min(LEAST, n)
+    assert abs(p - expected) <= 0.02 + 5 * (expected * (1 - expected) / 400) ** 0.5
+
+
+def test_bad_streams_are_one_line():
+    with pytest.raises(FedCalError, match="must be a mapping"):
+        fedcal.calibrate([(torch.zeros(3, 2), torch.zeros(3))], "fed-ts", stream=True)
+    with pytest.raises(FedCalError, match="no clients"):
+        fedcal.calibrate({}, "fed-ts", stream=True)
+    with pytest.raises(FedCalError, match="no samples"):
+        fedcal.calibrate(Lazy(3, size=0), "fed-ts", stream=True)
+    with pytest.raises(FedCalError, match="client 1: logits of 3 classes where the others have 4"):
+        fedcal.calibrate({"0": Lazy(1)["0"], "1": (torch.zeros(2, 3), torch.zeros(2))}, "fed-ts", stream=True)
