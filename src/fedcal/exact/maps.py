@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.base.logits import Params
-from fedcal.nets.mlp import softplus
+from fedcal.base.logits import Params, softplus
 
 # Fine bins of the log-odds, the same everywhere: nothing for clients to agree on.
 GRID = torch.linspace(-5, 15, 241, dtype=torch.float64)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcal.base.logits import Params
-from fedcal.methods.method import Averaged, Update, mean
+from fedcal.methods.method import Averaged, Draw, Update, mean
 from fedcal.nets.matching import match, permute, permuted_share
 from fedcal.nets.mlp import init_mlp, order_preserving, plain_mlp
 from fedcal.nets.train import Training, train_scaler
@@ -36,18 +36,22 @@ class FedCal(Averaged):
     training: Training = field(default_factory=Training)
 
     @property
+    def remembers(self) -> bool:
+        return self.start != "global"
+
+    @property
     def leaves(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
         return f"the weights of a K-H-H-K net (H = {self.hidden})"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return init_mlp(n_classes, self.hidden, rng)
 
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        start, notes = self.start_of(params, own, rng)
+    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
+        start, notes = self.start_of(params, memory, draw)
         trained, steps = train_scaler(start, self.apply, logits, labels, self.training)  # line 20
         return Update(trained, len(labels), trained, {**notes, "steps": float(steps)})
 
-    def server(self, params: Params, updates: list[Update]) -> Params:
+    def combine(self, params: Params, updates: list[Update]) -> Params:
         return mean(updates, weighted=self.weights == "samples")  # line 8
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
@@ -55,16 +59,15 @@ class FedCal(Averaged):
             return plain_mlp(params, logits)
         return order_preserving(params, logits, sorted_input=self.net == "sorted")
 
-    def start_of(self, params: Params, own: Params, rng: torch.Generator) -> tuple[Params, dict[str, float]]:
-        """Lines 12–13: π_c ← M(π_c) with M ← WeightMatching(π̄, π_c)."""
-        if not own:
-            own = params if self.shared_init else init_mlp(params["w1"].shape[1], self.hidden, rng)
+    def start_of(self, params: Params, memory: Params, draw: Draw) -> tuple[Params, dict[str, float]]:
+        """Lines 12–13: π_c ← M(π_c) with M ← WeightMatching(π̄, π_c); `memory` is the client's last net π_c."""
         if self.start == "global":
             return params, {}
+        last = memory or (params if self.shared_init else init_mlp(params["w1"].shape[1], self.hidden, draw()))
         if self.start == "own":
-            return own, {}
-        perms = match(own, to=params)
-        return permute(own, perms), {"permuted_share": permuted_share(perms)}
+            return last, {}
+        perms = match(last, to=params)
+        return permute(last, perms), {"permuted_share": permuted_share(perms)}
 
 
 LITERAL: dict[str, Any] = {

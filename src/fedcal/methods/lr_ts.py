@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcal.base.logits import Params, keep_order
 from fedcal.exact.temperature import T_MAX, T_MIN, fit_temperature
-from fedcal.methods.method import Averaged, Update, mean
+from fedcal.methods.method import Averaged, Draw, Update, mean
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LRTS(Averaged):
             "bias": torch.ones((), dtype=torch.float64),
         }
 
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
         fit = fit_temperature(logits, labels)
         if fit.at_bound:  # no temperature of its own to regress
             return Update(params, len(labels), params, {"degenerate": 1.0})
@@ -44,7 +44,7 @@ class LRTS(Averaged):
         content = {"weight": fitted[:-1], "bias": fitted[-1]}
         return Update(content, len(labels), content, {"degenerate": 0.0})
 
-    def server(self, params: Params, updates: list[Update]) -> Params:
+    def combine(self, params: Params, updates: list[Update]) -> Params:
         return mean(updates, weighted=True)
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcal.base.logits import Params
-from fedcal.methods.method import Averaged, Update
+from fedcal.methods.method import Averaged, Draw, Update
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Uncal(Averaged):
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return {}
 
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
         return Update({}, n=len(labels))
 
-    def server(self, params: Params, updates: list[Update]) -> Params:
+    def combine(self, params: Params, updates: list[Update]) -> Params:
         return params
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
