@@ -63,9 +63,9 @@ def calibrate(
 
     Every figure is of a fifth of each client's samples, held out of a first fit; the scaler is then fitted on all.
     """
-    from fedcal.cli.progress import fitting
     from fedcal.base.store import write_json
     from fedcal.cli import own_logits
+    from fedcal.cli.progress import fitting
     from fedcal.data.logit_files import read_sites
     from fedcal.protocol.rounds import name_columns
     from fedcal.protocol.scaler_file import save_scaler

@@ -74,7 +74,6 @@ def check_clients(clients: Any, probs: bool | None, classes: Any) -> tuple[dict[
     return {name: label_client(name, *pair, found) for name, pair in read.items()}, found
 
 
-
 class Stream(Mapping[str, Samples]):
     """A user's mapping of clients, read and checked anew whenever a client is looked at; nothing is held.
 

@@ -288,7 +288,9 @@ class StrengthWeights(SumQuery):
 
     def key(self) -> Tensor:
         """Return a fingerprint of all that the likelihood depends on: the weights alone change from round to round."""
-        return torch.frombuffer(bytearray.fromhex(fingerprint(replace(self, weights=self.weights[:0]))), dtype=torch.uint8)
+        return torch.frombuffer(
+            bytearray.fromhex(fingerprint(replace(self, weights=self.weights[:0]))), dtype=torch.uint8
+        )
 
     def _out_of_fold(self, part: Part) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         client, first = part.client, 0

@@ -20,6 +20,7 @@ class FedTS(Additive):
     leaves = "two sums: slope and curvature"
     queries = (Slope,)
 
+    name: str = "fed-ts"
     summary: str = "the pooled temperature, exactly, from sums"
 
     def program(self, n_classes: int) -> Program:

@@ -45,8 +45,6 @@ from fedcal.exact.queries import (
     apply_confidence_map,
     client_counts,
 )
-from fedcal.methods.fed_linear import first_stage
-from fedcal.methods.method import Additive, Update
 from fedcal.exact.solve import Program, Sums, with_share
 from fedcal.exact.stages import (
     FITTING,
@@ -59,6 +57,8 @@ from fedcal.exact.stages import (
     paired,
     start,
 )
+from fedcal.methods.fed_linear import first_stage
+from fedcal.methods.method import Additive, Update, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
 N_CHOOSE = 50_000  # samples that are enough to choose on; what is chosen is fitted on all of them
@@ -73,11 +73,17 @@ class FedCalPlus(Additive):
     )  # fmt: skip
     per_sample = False  # likelihoods are of whole clients
 
+    name: str = "fedcal-plus"
     summary: str = "linear map and confidence map by cross-fitting, from sums"
-    accuracy: Literal["improve", "keep"] = "improve"
-    informed: bool = True  # keep: let the best linear map speak for the confidence, though not for the order
-    prior_shift: bool | None = (
-        None  # at clients, shift to their own label distribution; None: where accuracy may improve
+    accuracy: Literal["improve", "keep"] = option(
+        "improve",
+        "Whether calibration may change the model's decisions (improve), or leaves every one as it is (keep).",
+    )
+    informed: bool = option(
+        True, "keep: take the confidence from the best linear map, and not from the temperature alone."
+    )
+    prior_shift: bool | None = option(
+        None, "Shift each client's scaler to its own label distribution; none: only if accuracy is improve."
     )
 
     def program(self, n_classes: int) -> Program:

@@ -149,7 +149,7 @@ def _about_a_share(query: Query) -> bool:
 # --- at a client ---------------------------------------------------------------------------------------------------------
 
 
-def check_request(request: Request, method: Method, n_classes: int) -> None:
+def check_request(request: Request, method: Method) -> None:
     """Refuse a request that this method's server never makes.
 
     Raises:
@@ -159,7 +159,9 @@ def check_request(request: Request, method: Method, n_classes: int) -> None:
     for query in queries:
         if type(query) not in method.queries or isinstance(query, Several):
             kind = type(query).__name__
-            raise FedCalError(f"the server asks for {kind}, which {method.name} never does: do not reply to this server")
+            raise FedCalError(
+                f"the server asks for {kind}, which {method.name} never does: do not reply to this server"
+            )
         for name, leaf in leaves(query):
             largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
             if isinstance(leaf, float):
@@ -177,4 +179,3 @@ def check_client_name(name: str) -> str:
     if not name or name.startswith(".") or any(c in name for c in "/\\,\0") or name != name.strip():
         raise FedCalError(f"{name!r} cannot name a site: use letters, digits, - and _")
     return name
-

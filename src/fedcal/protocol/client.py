@@ -1,8 +1,8 @@
 """A client's side of a federation: it replies to requests from its own samples. No I/O.
 
-    client = Client(method, logits, labels)
-    reply = client.reply(request)              # in every round
-    personal = client.personalize(scaler)      # at the end: what it makes of the scaler for itself
+client = Client(method, logits, labels)
+reply = client.reply(request)              # in every round
+personal = client.personalize(scaler)      # at the end: what it makes of the scaler for itself
 """
 
 from __future__ import annotations
@@ -60,8 +60,12 @@ class Client:
         self.memory: Params = {}  # what it has kept since
 
     @one_thread()
-    def reply(self, request: Request) -> Reply:
+    def reply(self, request: Request, *, check: bool = True) -> Reply:
         """Reply to a request.
+
+        Args:
+            request: the server's.
+            check: whether to look if the method's server may ask that; not needed where the server is one's own.
 
         Raises:
             LostState: where the reply would have to build on what is gone.
@@ -70,7 +74,8 @@ class Client:
         n = len(self.samples.labels)
         if not n:
             return Reply({}, 0, request.digest)
-        check_request(request, self.method, self.samples.logits.shape[1])
+        if check:
+            check_request(request, self.method)
         memory = self._memory_before(request)
         privacy = self.privacy or request.clipping
         if self.privacy:
@@ -78,7 +83,9 @@ class Client:
         update = self.method.reply(request.query, self.samples, memory)
         self._before, self.memory = memory, contiguous(update.memory)
         self.federation, self.round = request.federation, request.round
-        content = privacy.at_client(self.method, request.query, self.samples, memory, update) if privacy else update.content
+        content = (
+            privacy.at_client(self.method, request.query, self.samples, memory, update) if privacy else update.content
+        )
         told = self._told(self.privacy) if self.privacy else {}
         return Reply(contiguous(content), n, request.digest, update.notes, told, len(self.samples.counts))
 
@@ -117,7 +124,9 @@ class Client:
         if self.federation != request.federation:  # a new federation, or a client that is new to this one
             all_take_part = self.method.schedule == "post-hoc"
             if self.method.remembers and all_take_part and request.round > 1:
-                raise LostState("what this client kept from its last reply is gone: bring its state back, or start again")
+                raise LostState(
+                    "what this client kept from its last reply is gone: bring its state back, or start again"
+                )
             return {}
         if request.round < self.round:
             raise FedCalError(f"round {request.round} is past: this client has replied to round {self.round} already")

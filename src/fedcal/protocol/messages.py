@@ -49,5 +49,7 @@ class Reply:
     n: int  # the client's samples
     to: str  # the digest of the request
     notes: dict[str, float] = field(default_factory=dict)  # remarks for the log
-    privacy: dict[str, Any] = field(default_factory=dict)  # local privacy: what it has cost, and how many replies are left
+    privacy: dict[str, Any] = field(
+        default_factory=dict
+    )  # local privacy: what it has cost, and how many replies are left
     clients: int = 1  # that reply as one, where many small ones are simulated together

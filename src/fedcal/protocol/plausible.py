@@ -111,7 +111,8 @@ def parts(claim: Claim) -> list[Claim]:
     if not isinstance(claim.query, Several):
         return [claim]
     return [
-        replace(claim, query=query, content=unnest(str(i), claim.content)) for i, query in enumerate(claim.query.queries)
+        replace(claim, query=query, content=unnest(str(i), claim.content))
+        for i, query in enumerate(claim.query.queries)
     ]
 
 
@@ -226,7 +227,9 @@ def _beta(claim: Claim) -> None:
             claim.require(value[2].abs() <= claim.n, name, f"has an intercept beyond {claim.n} samples")
         else:
             _positive(claim, name, value, value.diagonal().clamp_min(TINY**2).sqrt())
-            claim.require(value[2, 2] <= (0.25 + RELATIVE) * claim.n, name, f"has an intercept beyond {claim.n} samples")
+            claim.require(
+                value[2, 2] <= (0.25 + RELATIVE) * claim.n, name, f"has an intercept beyond {claim.n} samples"
+            )
 
 
 def _positive(claim: Claim, name: str, hessian: Tensor, units: Tensor) -> None:

@@ -23,10 +23,6 @@ from torch import Tensor
 
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.logits import Params
-from fedcal.data.samples import Samples
-from fedcal.errors import FedCalError
-from fedcal.base.checks import check_value, check_whole
-from fedcal.base.logits import Params
 from fedcal.base.query import Query
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared

@@ -47,7 +47,9 @@ class Scaler:
         kind = "probabilities" if self.probs else "logits"
         cost = ""
         if (books := self.ledger).rounds:
-            cost = f", {counted(books.rounds, 'round')}, {books.total_up} bytes up and {books.total_down} down per client"
+            cost = (
+                f", {counted(books.rounds, 'round')}, {books.total_up} bytes up and {books.total_down} down per client"
+            )
         return f"<Scaler {self.method.name}: {kind} of {self.n_classes} classes{clients}{cost}>"
 
     def apply(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:

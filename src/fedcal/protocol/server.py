@@ -63,7 +63,8 @@ class Server:
         chosen = get_method(method) if isinstance(method, str) else method
         self.plan = Plan(chosen, check_whole(n_classes, "n_classes", low=2), check_whole(seed, "seed", low=0), classes)
         self.rounds = chosen.rounds if rounds is None else check_whole(rounds, "rounds", low=0)
-        self.privacy, self.robust, self.history = privacy, robust, history
+        self.privacy, self.history = privacy, history
+        self.robust: Robust | None = robust
         if robust not in (None, "median", "trimmed"):
             raise FedCalError(f"robust must be median or trimmed, not {robust!r}")
         if robust and chosen.additive:
@@ -128,7 +129,7 @@ class Server:
         if (request := self.request) is None:
             raise FedCalError("nothing was asked: the scaler is ready")
         self._round = _Round()
-        pairs = replies.items() if isinstance(replies, Mapping) else replies
+        pairs: Any = replies.items() if isinstance(replies, Mapping) else replies
         gathered = self.fit.gather(self._updates(pairs, check))
         seen = self._round
         if not seen.names and self.plan.method.additive:
@@ -217,7 +218,9 @@ class Server:
         about, mine = state["about"], plan_to_json(self.plan)
         for key in ("method", "options", "n_classes", "seed", "classes"):
             if about.get(key) != mine[key]:
-                raise FedCalError(f"the state is of another federation: its {key} is {about.get(key)!r}, not {mine[key]!r}")
+                raise FedCalError(
+                    f"the state is of another federation: its {key} is {about.get(key)!r}, not {mine[key]!r}"
+                )
         try:
             self.plan = replace(self.plan, federation=str(about["federation"]))
             self._begin()

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedcal.base.logits import Params
 from fedcal.base.query import Query, contiguous
-
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import FoldMap
 from fedcal.exact.queries import View
@@ -24,7 +23,9 @@ from fedcal.protocol.messages import Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 
 SCHEMA = 2  # of all messages
-TYPES: dict[str, type] = {kind.__name__: kind for method in METHODS.values() for kind in (*method.queries, FoldMap, View)}
+TYPES: dict[str, type] = {
+    kind.__name__: kind for method in METHODS.values() for kind in (*method.queries, FoldMap, View)
+}
 DEEPEST = 8  # levels within a query: ours have four
 
 Header = dict[str, Any]
@@ -157,7 +158,9 @@ def _flatten(value: Any, name: str, tensors: Params) -> Any:
         tensors[name] = value
         return {"tensor": name}
     if is_dataclass(value):
-        parts = {entry.name: _flatten(getattr(value, entry.name), f"{name}/{entry.name}", tensors) for entry in fields(value)}
+        parts = {
+            entry.name: _flatten(getattr(value, entry.name), f"{name}/{entry.name}", tensors) for entry in fields(value)
+        }
         return {"type": type(value).__name__, "fields": parts}
     if isinstance(value, dict):
         return {"dict": [[key, _flatten(part, f"{name}/{key}", tensors)] for key, part in value.items()]}
