@@ -79,6 +79,7 @@ class Server:
         self.fit: Fit = self.plan.method.begin(self.plan.n_classes, self.rounds, self.plan.seed)
         self.fit.robust, self.fit.keeps_history = self.robust, self.history
         self.known: dict[str, Known] = {}  # what clients have declared since the fit began
+        self._checked: dict[str, Known] = {}  # what clients have declared in replies that were checked, not yet received
         self.private: dict[str, dict[str, Any]] = {}  # what clients with local privacy say of it
         self._request: Request | None = None
         self._example: Params | None = None
@@ -113,7 +114,9 @@ class Server:
         if (request := self.request) is None:
             raise FedCalError(f"{name} replies, but nothing was asked: the scaler is ready")
         noisy = self.privacy is not None or bool(reply.privacy)
-        check_reply(name, reply, request, self.plan, self.known.get(name), self.example, noisy)
+        known = self.known.get(name)
+        check_reply(name, reply, request, self.plan, known, self.example, noisy)
+        self._checked[name] = (known or Known()).after(reply)
 
     @one_thread()
     def receive(self, replies: Mapping[str, Reply] | Iterable[tuple[str, Reply]], *, check: bool = True) -> None:
@@ -139,6 +142,7 @@ class Server:
         self.ledger.close_round(seen.names, seen.clients, seen.largest, query_bytes(request.query))
         self.ledger.notes.update(seen.notes)
         self._request = self._example = None
+        self._checked = {}
         self.fit.advance(gathered)
         if self._budget_is_used_up() and self.fit.query is not None:
             self.fit.stop()
@@ -148,7 +152,8 @@ class Server:
         for name, reply in pairs:
             if check:
                 self.check(name, reply)
-                self.known[name] = self.known.get(name, Known()).after(reply)
+            if name in self._checked:
+                self.known[name] = self._checked[name]
             if reply.privacy:
                 self.private[name] = reply.privacy
             if reply.content:
