@@ -115,7 +115,7 @@ class AveragingFit(Fit):
         tensors = nest("params", self.params)
         for number, update in enumerate(self.latest.values()):
             tensors |= nest(f"latest/{number}", update.content)
-        latest = [[name, update.n] for name, update in self.latest.items()]
+        latest = [[name, update.n, list(update.content)] for name, update in self.latest.items()]
         return tensors, {"received": self.received, "latest": latest, "order": list(self.params)}
 
     def load(self, tensors: Params, about: dict[str, Any]) -> None:
@@ -123,7 +123,8 @@ class AveragingFit(Fit):
         self.params = {name: params[name] for name in about["order"]}  # a file sorts them
         self.received = int(about["received"])
         self.latest = {
-            name: Update(unnest(f"latest/{number}", tensors), n) for number, (name, n) in enumerate(about["latest"])
+            name: Update({key: tensors[f"latest/{number}/{key}"] for key in order}, n)
+            for number, (name, n, order) in enumerate(about["latest"])
         }
 
 

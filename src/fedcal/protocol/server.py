@@ -144,8 +144,7 @@ class Server:
         self._request = self._example = None
         self._checked = {}
         self.fit.advance(gathered)
-        if self._budget_is_used_up() and self.fit.query is not None:
-            self.fit.stop()
+        self._keep_to_budget()
 
     def _updates(self, pairs: Iterable[tuple[str, Reply]], check: bool) -> Iterator[tuple[str, Update]]:
         """The replies that say something, one by one; what they tell of their clients is noted."""
@@ -160,11 +159,13 @@ class Server:
                 self._round.add(name, reply)
                 yield name, Update(reply.content, reply.n)
 
-    def _budget_is_used_up(self) -> bool:
-        if self.privacy and self.ledger.releases >= self.privacy.rounds:
-            return True
+    def _keep_to_budget(self) -> None:
+        """End the fit where the privacy budget is used up."""
+        over = self.privacy is not None and self.ledger.releases >= self.privacy.rounds
         left = [told["left"] for told in self.private.values()]
-        return bool(left) and statistics.median(left) <= 0  # one client's word must not end everybody's fit
+        over |= bool(left) and statistics.median(left) <= 0  # one client's word must not end everybody's fit
+        if over and self.fit.query is not None:
+            self.fit.stop()
 
     # --- clients that fall away, and the server itself ---------------------------------------------------------------------
 
@@ -233,6 +234,7 @@ class Server:
             self.ledger = Ledger.from_dict(about["ledger"])
             self.known = {name: Known(n, squares) for name, (n, squares) in about["known"].items()}
             self.private = dict(about["private"])
+            self._keep_to_budget()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedCalError(f"the state is damaged ({error}): start again") from None
 
