@@ -14,11 +14,11 @@ from flwr.serverapp.strategy import (
     FedProx,
 )
 
-from fedcal import FedCalError
-from fedcal.transport.flower import CalibratedStrategy, calibration_mod, own_scaler
+from fedcal import FedCalError, Scaler
+from fedcal.transport.flower import CalibratedStrategy, calibration_mod, personal_scaler
 from fedcal.transport.flower.app.client_app import app as client_app
 from fedcal.transport.flower.client import as_samples
-from flower_help import config_of, distance, flower, grid_of, simulated
+from transport.flower.help import ROUNDS, config_of, distance, flower, grid_of, simulated
 
 CASES = [
     ("heart", "fed-ts"),
@@ -34,31 +34,40 @@ CASES = [
 @pytest.mark.parametrize(("data", "method"), CASES)
 def test_bit_equal_to_the_simulator(data, method):
     config = config_of(data, method)
-    state, metrics = simulated(config)
+    theirs = simulated(config)
     grid = grid_of(config)
     strategy, arrays = flower(config, grid)
-    ours = state.calibrations[method]
-    assert distance(state.model.state_dict(), arrays.to_torch_state_dict()) == 0
-    assert distance(ours.params, strategy.calibration.params) == 0
-    assert strategy.metrics()["global"] == metrics
-    paired = strategy.calibrator.paired
-    assert paired is not None and paired.difference("local", "uncal")[0] == pytest.approx(
+    assert distance(theirs.model, arrays.to_torch_state_dict()) == 0
+    assert distance(theirs.scaler.params, strategy.scaler.params) == 0
+    metrics = strategy.metrics()["global"]
+    assert metrics == {key: theirs.metrics[key] for key in metrics}
+    assert strategy.measured.difference("local", "uncal")[0] == pytest.approx(
         metrics["ece"] - strategy.metrics()["uncal"]["ece"]
     )
-    assert (strategy.calibrator.state.rounds, strategy.report()["bytes_up"]) == (ours.rounds, ours.total_up)
+    assert (strategy.server.ledger.rounds, strategy.report()["bytes_up"]) == (theirs.rounds, theirs.bytes_up)
     assert strategy.report()["faults"] == []
-    names = {str(context.node_config["name"]): own_scaler(context) for context in grid.contexts.values()}
-    assert all(distance(own, names[name]) == 0 for name, own in ours.own.items() if own)
+    names = {str(context.node_config["name"]): personal_scaler(context) for context in grid.contexts.values()}
+    assert all(distance(personal, names[name]) == 0 for name, personal in theirs.scaler.personal.items())
+    if method in ("fedcal", "fedcal-plus"):
+        assert all(names.values())
+
+
+def test_the_scaler_knows_its_classes(tmp_path):
+    config = config_of("heart", "fed-ts")
+    strategy, _ = flower(config, grid_of(config), classes=["healthy", "ill"], folder=tmp_path)
+    assert strategy.scaler.classes == ("healthy", "ill") == Scaler.load(tmp_path / "scaler.safetensors").classes
+    with pytest.raises(FedCalError, match="classes must be a list of 2"):
+        CalibratedStrategy(FedAvg(), n_classes=2, classes=["ill"])
 
 
 def test_flowers_own_averaging_gives_the_same_temperature():
     config = config_of("digits", "fed-ts")
-    state, metrics = simulated(config)
+    theirs = simulated(config)
     strategy, arrays = flower(config, grid_of(config), FedAvg(fraction_evaluate=0.0))
-    assert distance(state.model.state_dict(), arrays.to_torch_state_dict()) < 1e-6
-    assert distance(state.calibrations["fed-ts"].params, strategy.calibration.params) < 1e-6
+    assert distance(theirs.model, arrays.to_torch_state_dict()) < 1e-6
+    assert distance(theirs.scaler.params, strategy.scaler.params) < 1e-6
     found = strategy.metrics()["global"]
-    assert all(abs(found[key] - value) < 1e-6 for key, value in metrics.items())
+    assert all(abs(theirs.metrics[key] - value) < 1e-6 for key, value in found.items())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +85,7 @@ def test_wraps_any_strategy(inner, method):
     strategy, arrays = flower(config_of("heart", method), grid_of(config_of("heart", method)), inner)
     assert strategy.report()["faults"] == []
     assert strategy.report()["measured_by"] == ["cleveland", "hungarian", "switzerland", "va"]
-    assert all(bool(torch.isfinite(value).all()) for value in strategy.calibration.params.values())
+    assert all(bool(torch.isfinite(value).all()) for value in strategy.scaler.params.values())
     assert arrays
 
 
@@ -88,21 +97,40 @@ def test_the_model_travels_once():
     assert costs == [4 * model] + [0] * (len(costs) - 1)
 
 
-def test_a_node_that_forgets_everything_is_told_again():
-    """As if its SuperNode were started anew before every message: model and earlier questions come once more."""
-    config = config_of("heart", "fedcal-plus")
-    whole, _ = flower(config, grid_of(config))
+def forgetting(node, after=0):
+    """The app; that node loses its state before every message from number `after` on."""
+    seen = {"n": -1}
 
-    def forgetful(message, context):
-        if context.node_config["name"] == "va":
-            context.state.clear()
+    def app(message, context):
+        if context.node_config["name"] == node:
+            seen["n"] += 1
+            if seen["n"] >= after:
+                context.state.clear()
         return client_app(message, context)
 
-    grid = grid_of(config, forgetful)
+    return app
+
+
+def test_a_node_that_forgets_everything_is_told_again():
+    """As if its SuperNode were started again before every message: the model comes once more, and nothing else."""
+    config = config_of("heart", "fedcal-plus")
+    whole, _ = flower(config, grid_of(config))
+    grid = grid_of(config, forgetting("va"))
     again, _ = flower(config, grid)
-    assert grid.sent == 4 * 3 + 5 * again.calibrator.fitted - 1 + 5  # each round but the first asks va twice
-    assert distance(whole.calibration.params, again.calibration.params) == 0
+    # Each round on the frozen model but the first, and the one that measures, asks va twice.
+    assert grid.sent == 4 * ROUNDS + 5 * again.report()["calibration_rounds"] - 1 + 5
+    assert distance(whole.scaler.params, again.scaler.params) == 0
     assert again.report()["faults"] == []
+
+
+def test_lost_state_is_that_nodes_fault():
+    """What a method's clients must remember cannot be sent again: the round goes on without the node that lost it."""
+    config = config_of("heart", "fedcal:rounds=3")
+    strategy, _ = flower(config, grid_of(config, forgetting("va", after=ROUNDS + 1)))
+    (fault,) = strategy.report()["faults"]
+    assert (fault["name"], fault["phase"], fault["round"]) == ("va", "calibration", 2)
+    assert "LostState" in fault["reason"] and "what this client kept from its last reply is gone" in fault["reason"]
+    assert strategy.report()["fitted_by"] == strategy.report()["measured_by"] == ["cleveland", "hungarian", "switzerland"]
 
 
 def test_a_folder_outlives_the_node(tmp_path):
@@ -112,6 +140,24 @@ def test_a_folder_outlives_the_node(tmp_path):
         context.node_config["fedcal-state"] = str(tmp_path)
     flower(config, grid)
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["cleveland", "hungarian", "switzerland", "va"]
+
+
+def test_a_node_goes_on_from_its_folder(tmp_path):
+    """Its context is lost before every message: what it must remember is in the folder."""
+    config = config_of("heart", "fedcal:rounds=3")
+    whole, _ = flower(config, grid_of(config))
+    grid = grid_of(config, forgetting("va"))
+    for context in grid.contexts.values():
+        context.node_config["fedcal-state"] = str(tmp_path)
+    again, _ = flower(config, grid)
+    assert again.report()["faults"] == [] and again.metrics() == whole.metrics()
+    assert distance(whole.scaler.params, again.scaler.params) == 0
+    (tmp_path / "va.safetensors").write_bytes(b"{}")
+    for context in grid.contexts.values():
+        context.state.clear()
+    broken, _ = flower(config, grid)
+    assert {fault["name"] for fault in broken.report()["faults"]} == {"va"}
+    assert all("delete it" in fault["reason"] for fault in broken.report()["faults"])
 
 
 @pytest.mark.parametrize(

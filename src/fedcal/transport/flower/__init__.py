@@ -7,10 +7,18 @@ try:
 except ImportError:
     raise FedCalError("fedcal.transport.flower needs Flower: pip install 'fedcal[flower]'") from None
 
-from fedcal.protocol.privacy import Privacy
+from fedcal.protocol import Privacy
 from fedcal.transport.flower.average import ExactFedAvg
-from fedcal.transport.flower.client import calibration_mod, logits_of, own_scaler
+from fedcal.transport.flower.client import calibration_mod, logits_of, personal_scaler
 from fedcal.transport.flower.grid import LocalGrid
 from fedcal.transport.flower.strategy import CalibratedStrategy
 
-__all__ = ["CalibratedStrategy", "ExactFedAvg", "LocalGrid", "Privacy", "calibration_mod", "logits_of", "own_scaler"]
+__all__ = [
+    "CalibratedStrategy",
+    "ExactFedAvg",
+    "LocalGrid",
+    "Privacy",
+    "calibration_mod",
+    "logits_of",
+    "personal_scaler",
+]

@@ -1,19 +1,17 @@
-"""What a killed server needs to go on: the model and scaler after each training round, the sums of each calibration round.
+"""What a killed server needs to go on, in a folder.
 
-    training.safetensors       round, model, what the inner strategy holds, and the params of a method that averages
-    round-RESTART-NNNN.safetensors    what a calibration round came to; replayed in order
-    log.json                   who took part in which round, and who did not
+    training.safetensors   rounds done, the model, what the inner strategy holds, and the calibration server's state
+    round-*.safetensors    the rounds on the frozen model (transport/journal.py)
+    log.json               who took part in which round, and who did not
 
-Files are written whole or not at all. The folder is cleared when the run is done.
+Files are written whole or not at all. The folder is deleted when the run is done.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
@@ -21,91 +19,83 @@ from flwr.serverapp.strategy import Strategy
 from fedcal.base.logits import Params
 from fedcal.base.store import nest, read_json, read_tensors, unnest, write_json, write_tensors
 from fedcal.errors import FedCalError
-from fedcal.methods.method import Additive
+from fedcal.protocol import Server
 from fedcal.transport.flower.inner import numbers_of, put_back, state_of
 from fedcal.transport.flower.records import from_record, to_record
-from fedcal.transport.flower.server import Calibrator
+from fedcal.transport.flower.server import Nodes
+from fedcal.transport.journal import Journal
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Checkpoint:
-    """A folder, the server's half that it is of, and the strategy that trains."""
+    """A folder, and the strategy whose state it holds."""
 
-    def __init__(self, folder: Path, calibrator: Calibrator, inner: Strategy) -> None:
-        self.folder, self.calibrator, self.inner = folder, calibrator, inner
+    def __init__(self, folder: Path, inner: Strategy) -> None:
+        self.folder, self.inner = folder, inner
         self._at_first = numbers_of(inner)
+        self._journal = Journal(folder)
 
-    def save_training(self, done: int, model: ArrayRecord) -> None:
-        """After a training round."""
-        c = self.calibrator
+    def save_training(self, done: int, model: ArrayRecord, server: Server, nodes: Nodes) -> None:
+        """Save after a training round, or after any round of an interleaved method."""
         arrays, told = state_of(self.inner, self._at_first)
-        tensors = nest("model", from_record(model)) | nest("scaler", c.state.params) | nest("inner", arrays)
-        write_json(self.folder / "log.json", {"rounds": c.rounds, "faults": c.faults})
-        about = {**self._about(), "training": done, "inner": told}
+        state = server.state_dict()
+        tensors = nest("model", from_record(model)) | nest("server", state["tensors"]) | nest("inner", arrays)
+        about = {"schema": SCHEMA, "training": done, "inner": told, "server": state["about"]}
+        self._save_log(nodes)
         write_tensors(self.folder / "training.safetensors", tensors, about)
 
-    def save_round(self, outcome: Params) -> None:
-        """After a calibration round."""
-        c = self.calibrator
-        about = {**self._about(), "n": c.n, "squares": c.squares, "fitted": c.fitted}
-        write_json(self.folder / "log.json", {"rounds": c.rounds, "faults": c.faults})
-        write_tensors(self._round(c.restarts, c.fitted), outcome, about)
+    def save_round(self, done: int, model: ArrayRecord, server: Server, nodes: Nodes) -> None:
+        """Save after a round on the frozen model."""
+        if server.plan.method.schedule == "interleaved":  # its rounds are not all on the frozen model
+            self.save_training(done, model, server, nodes)
+        else:
+            self._save_log(nodes)
+            self._journal.append(server)
 
-    def load(self, model: ArrayRecord) -> tuple[int, ArrayRecord]:
-        """Put calibrator and strategy back to where they were; returns how many training rounds are done, and their model."""
-        c, path = self.calibrator, self.folder / "training.safetensors"
+    def load(self, model: ArrayRecord, server: Server, nodes: Nodes) -> tuple[int, ArrayRecord]:
+        """Bring server, nodes and strategy to where they were.
+
+        Args:
+            model: the one to begin with, if there is nothing to go on from.
+            server: one that has just begun.
+            nodes: its nodes.
+
+        Returns:
+            How many training rounds are done, and their model.
+
+        Raises:
+            FedCalError: where the folder is damaged, or of another method, strategy or model.
+        """
+        path = self.folder / "training.safetensors"
         if not path.exists():
             return 0, model
         tensors, about = read_tensors(path)
-        if any(about.get(key) != value for key, value in self._what().items()):
-            raise FedCalError(f"{self.folder} is of another method or federation: delete it, or use another folder")
-        done, model = about["training"], to_record(_ordered(unnest("model", tensors), model))
-        put_back(self.inner, unnest("inner", tensors), about.get("inner", {}))
-        self._adopt(about)
-        told = read_json(self.folder / "log.json")
-        c.rounds, c.faults = told["rounds"], told["faults"]
-        c.state.params = _ordered(unnest("scaler", tensors), c.state.params)
-        restarts = [int(found.name.split("-")[1]) for found in self.folder.glob("round-*.safetensors")]
-        c.restarts = max(restarts, default=0)
-        while (path := self._round(c.restarts, c.fitted + 1)).exists():
-            outcome, about = read_tensors(path)
-            c.n, c.squares, c.fitted = about["n"], about.get("squares", {}), about["fitted"]
-            if isinstance(c.method, Additive):
-                c.take(outcome)
-            else:
-                c.state.params = _ordered(outcome, c.state.params)
-            self._adopt(about)
-        return done, model
+        if about.get("schema") != SCHEMA:
+            raise FedCalError(f"{self.folder} is of another version of fedcal: delete it, or use another folder")
+        try:
+            server.load_state_dict({"tensors": unnest("server", tensors), "about": about["server"]})
+        except FedCalError as error:
+            raise FedCalError(f"{self.folder}: {error}: delete it, or use another folder") from None
+        put_back(self.inner, unnest("inner", tensors), about["inner"])
+        self._journal.load(server)
+        done, written = about["training"], read_json(self.folder / "log.json")
+        # The log is written first: a round that it has and the other files have not is run again.
+        last = {"training": done, "calibration": server.ledger.rounds}
+        nodes.rounds = [one for one in written["rounds"] if one["round"] <= last[one["phase"]]]
+        nodes.faults = [one for one in written["faults"] if one["round"] <= last[one["phase"]]]
+        return done, to_record(_ordered(unnest("model", tensors), model))
 
     def clear(self) -> None:
-        """The run is done."""
+        """Delete the folder: the run is done."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _round(self, restarts: int, number: int) -> Path:
-        return self.folder / f"round-{restarts}-{number:04d}.safetensors"
-
-    def _what(self) -> dict[str, Any]:
-        c = self.calibrator
-        return {
-            "schema": SCHEMA,
-            "method": c.name,
-            "options": asdict(c.method),
-            "n_classes": c.n_classes,
-            "seed": c.seed,
-        }
-
-    def _about(self) -> dict[str, Any]:
-        c = self.calibrator
-        return {**self._what(), "federation": c.federation, "rounds": c.state.rounds}
-
-    def _adopt(self, about: dict[str, Any]) -> None:
-        c = self.calibrator
-        c.federation, c.state.rounds = about["federation"], about["rounds"]
+    def _save_log(self, nodes: Nodes) -> None:
+        write_json(self.folder / "log.json", {"rounds": nodes.rounds, "faults": nodes.faults})
 
 
 def _ordered(tensors: Params, like: Iterable[str]) -> Params:
-    """In the order that the app, or the method, gave them: a file sorts them."""
+    """In the order that the app gave them: a file sorts them."""
     try:
         return {name: tensors[name] for name in like}
     except KeyError as missing:

@@ -1,91 +1,146 @@
-"""What passes between server and nodes: flat dicts of tensors as Flower's records, under names that start with `fedcal.`.
+"""What travels between server and nodes: Flower records whose names begin with `fedcal.`.
 
-    server → node   fedcal.about      what is asked: phase, federation, round, method, the question's fingerprint
-                    fedcal.question   the scaler's params, or an additive method's question
-                    fedcal.model      the frozen model, where a node may not have seen it yet
-                    fedcal.asked      earlier questions, for a node that lost what it kept
-    node → server   fedcal.said       whose answer it is, to what, of how many samples
-                    fedcal.answer     the update
-                    fedcal.tally.*    sums that measure, after the last round
-                    fedcal.paired     sums that compare the tallies' views with each other
+    server → node   fedcal.request   the phase of the run, and as bytes (protocol/wire.py) the request or the final scaler
+                    fedcal.model     the frozen model, for a node that does not have its logits yet
+    node → server   fedcal.reply     the node's name, and as bytes its reply or what it measured
 
-An inner strategy, or a user's own client, never sees them: they are taken out before it is called. Flower sends every array
-of a record by requests of its own, which take longer than all that FedCal computes; so its tensors travel packed, as bytes.
+An inner strategy, or a user's client, never sees these records: they are taken out before it is called. Flower sends every
+array of a record by requests of its own, which take longer than all that FedCal computes; so tensors travel as bytes.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from safetensors.torch import load, save
 
 from fedcal.base.logits import Params
+from fedcal.base.store import nest, unnest
 from fedcal.errors import FedCalError
+from fedcal.measure.paired import Paired, comparable
+from fedcal.measure.tally import Tally
+from fedcal.measure.views import Measured
+from fedcal.protocol import Plan, Scaler
+from fedcal.protocol.wire import pack, plan_from_json, plan_to_json, unpack
 
 PREFIX = "fedcal."
-ABOUT, QUESTION, MODEL, ASKED = "fedcal.about", "fedcal.question", "fedcal.model", "fedcal.asked"
-SAID, ANSWER, TALLY, PAIRED = "fedcal.said", "fedcal.answer", "fedcal.tally.", "fedcal.paired"
-VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, the node's own
-PACKED = "safetensors"
+REQUEST, MODEL, REPLY = "fedcal.request", "fedcal.model", "fedcal.reply"
+DATA = "data"  # the bytes of a record
+VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, its personal scaler
+
+# "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure".
+Phase = Literal["meet", "train", "reply", "measure"]
+Records = dict[str, Any]  # FedCal's records of one message, by name
 
 
-def pack(params: Params) -> ConfigRecord:
-    """Tensors as one value; types, shapes, bits and order are kept."""
-    apart = {name: value.detach().cpu().clone().contiguous() for name, value in params.items()}
-    return ConfigRecord({PACKED: save(apart, metadata={"names": json.dumps(list(params))})})
+def record_of(data: bytes, **values: str | int | bool) -> ConfigRecord:
+    """Return a record of bytes and a few values."""
+    return ConfigRecord({**values, DATA: data})
 
 
-def unpack(record: Any) -> Params:
-    """The tensors of `pack`; anything else is refused."""
-    try:
-        data = record[PACKED]
-        tensors, size = load(data), int.from_bytes(data[:8], "little")
-        names = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["names"])
-        found = {name: tensors.pop(name) for name in names}
-    except Exception:  # whatever a stranger's bytes make a reader raise: assertions, RecursionError, MemoryError
-        raise FedCalError("its tensors cannot be read") from None
-    if tensors:
-        raise FedCalError("its tensors cannot be read: some have no name")
-    return found
+def data_of(record: Any) -> bytes:
+    """Return a record's bytes.
+
+    Raises:
+        FedCalError: where it holds none.
+    """
+    data = record.get(DATA) if isinstance(record, ConfigRecord) else None
+    if not isinstance(data, bytes):
+        raise FedCalError("the message cannot be read: it holds no bytes")
+    return data
 
 
-def to_record(params: Params) -> ArrayRecord:
-    """A model's tensors, an array each, as Flower's strategies have them; types, shapes and bits are kept."""
-    return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in params.items()})
-
-
-def from_record(record: ArrayRecord) -> Params:
-    """The tensors of `to_record`; arrays of other kinds are refused."""
-    found: Params = {}
-    for name, array in record.items():
-        try:
-            found[name] = torch.from_numpy(array.numpy().copy())
-        except Exception:  # as above
-            raise FedCalError(f"{name!r} cannot be read as an array of numbers") from None
-    return found
-
-
-def take_out(content: RecordDict) -> dict[str, Any]:
+def take_out(content: RecordDict) -> Records:
     """Remove FedCal's records from a message's content, and return them by name."""
     return {name: content.pop(name) for name in [name for name in content if name.startswith(PREFIX)]}
 
 
-def config_of(values: dict[str, Any]) -> ConfigRecord:
-    """A header: scalars as they are, everything else as JSON."""
-    plain = str | int | float | bool
-    return ConfigRecord({k: v if isinstance(v, plain) else json.dumps(v, sort_keys=True) for k, v in values.items()})
-
-
 def size(records: Iterable[Any]) -> int:
-    """Bytes of the arrays and packed tensors in these records, as they travel."""
+    """Return how many bytes the tensors in these records take on their way."""
     found = 0
     for record in records:
         if isinstance(record, ArrayRecord):
             found += sum(len(array.data) for array in record.values())
-        elif isinstance(packed := record.get(PACKED), bytes):
-            found += len(packed)
+        elif isinstance(data := record.get(DATA), bytes):
+            found += len(data)
     return found
+
+
+# --- models --------------------------------------------------------------------------------------------------------------
+
+
+def to_record(params: Params) -> ArrayRecord:
+    """Return a model's tensors as Flower's strategies have them, one array each; types, shapes and bits are kept."""
+    return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in params.items()})
+
+
+def from_record(record: ArrayRecord) -> Params:
+    """Return the tensors of `to_record`.
+
+    Raises:
+        FedCalError: where an array is not of numbers.
+    """
+    found: Params = {}
+    for name, array in record.items():
+        try:
+            found[name] = torch.from_numpy(array.numpy().copy())
+        except Exception:  # whatever a stranger's bytes make a reader raise
+            raise FedCalError(f"{name!r} cannot be read as an array of numbers") from None
+    return found
+
+
+def fingerprint(model: ArrayRecord) -> str:
+    """Return a digest of a model's arrays."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, array in model.items():
+        digest.update(f"{name} {array.dtype} {tuple(array.shape)} ".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+# --- the last round ------------------------------------------------------------------------------------------------------
+
+
+def pack_scaler(plan: Plan, scaler: Scaler) -> bytes:
+    """Return the final scaler, with the plan that it belongs to, as bytes."""
+    return pack(scaler.params, plan_to_json(plan))
+
+
+def unpack_scaler(data: bytes) -> tuple[Plan, Scaler]:
+    """Read a plan and a scaler back.
+
+    Raises:
+        FedCalError: where the bytes are not a scaler of this version.
+    """
+    params, header = unpack(data)
+    plan = plan_from_json(header)
+    return plan, Scaler(plan.method, params, plan.n_classes, classes=plan.classes)
+
+
+def pack_measured(client: str, measured: Measured) -> bytes:
+    """Return what a node measured as bytes."""
+    tensors: Params = {}
+    for view, tallies in measured.tallies.items():
+        tensors |= nest(view, tallies[client].to_tensors())
+    return pack(tensors | (nest("paired", measured.paired.to_tensors()) if measured.paired else {}), {})
+
+
+def unpack_measured(client: str, data: bytes, n_classes: int, n_bins: int) -> Measured:
+    """Read back what a node measured.
+
+    Raises:
+        FedCalError: where sums are missing, damaged, or contradict each other.
+    """
+    tensors, _ = unpack(data)
+    tallies = {view: Tally.from_tensors(unnest(view, tensors)) for view in VIEWS}
+    if any(len(tally.classwise) != n_classes for tally in tallies.values()):
+        raise FedCalError(f"{client} measures {len(tallies['uncal'].classwise)} classes, not {n_classes}")
+    paired, last = None, tallies["own"]
+    if comparable(len(VIEWS), n_bins):
+        paired = Paired.from_tensors(VIEWS, unnest("paired", tensors))
+        if paired.n != last.n or paired.errors.shape[1] != len(last.reliability.count):
+            raise FedCalError(f"{client}'s paired sums are not of its tallies' {last.n} samples and bins")
+    return Measured({view: {client: tally} for view, tally in tallies.items()}, paired)

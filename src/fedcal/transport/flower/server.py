@@ -1,320 +1,239 @@
-"""The server's half over nodes: questions out, answers checked, and the next scaler made of what is left.
+"""The server's side: carry a `protocol.Server`'s requests to nodes and their replies back, with a log of who took part.
 
-One object for both phases: within training rounds (Algorithm 1) its records ride along with the strategy's messages; on the
-frozen model `fit` drives the rounds itself.
+Within training rounds the records travel with the strategy's messages, and `Nodes` only reads them. On the frozen model,
+`calibrate` and `measure` send messages of their own.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-import uuid
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Container
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from fedcal.base.checks import check_whole
-from fedcal.base.logits import Params
-from fedcal.base.store import nest
 from fedcal.errors import FedCalError
-from fedcal.measure.paired import FINEST, Paired
-from fedcal.measure.tally import Tally
-from fedcal.methods import Update
-from fedcal.methods.method import Additive, Averaged, n_bytes, total
-from fedcal.protocol.checks import Expected, declared_squares, digest
-from fedcal.protocol.privacy import Privacy, stopped
-from fedcal.protocol.rounds import advance, begin, check_method, plain
-from fedcal.transport.files.server import stand_in
-from fedcal.transport.flower.checks import check_said, local_privacy, read_answer, read_paired, too_far
+from fedcal.measure.views import Measured, add_up
+from fedcal.protocol import Reply, Server
+from fedcal.protocol.checks import check_bytes, outliers
+from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower.grid import ask
 from fedcal.transport.flower.records import (
-    ABOUT,
-    ASKED,
     MODEL,
-    PAIRED,
-    QUESTION,
-    SAID,
-    TALLY,
+    REPLY,
+    REQUEST,
     VIEWS,
-    config_of,
-    from_record,
-    pack,
+    Phase,
+    Records,
+    data_of,
+    fingerprint,
+    pack_scaler,
+    record_of,
     size,
     take_out,
-    unpack,
+    unpack_measured,
 )
-from fedcal.transport.flower.robust import Robust, robust_mean
 
-RESTARTS = 3  # of an exact fit whose nodes fall away: as often it begins anew with those that are left
+T = TypeVar("T")
+Cost = dict[str, int]  # bytes of a round over all nodes: up, down, and the model's own
 
 
-@dataclass
-class Calibrator:
-    """A method at work over nodes."""
+class Nodes:
+    """The nodes as the server knows them: their names, a log of rounds, and what went wrong."""
 
-    name: str  # of the method
-    options: dict[str, Any]
-    n_classes: int
-    seed: int = 0
-    robust: Robust | None = None
-    privacy: Privacy | None = None
-    n_bins: int = 15
-    federation: str = field(default_factory=lambda: uuid.uuid4().hex)
-    names: dict[int, str] = field(default_factory=dict)  # nodes by what they call themselves
-    n: dict[str, int] = field(default_factory=dict)  # samples of each, of the fit that is on
-    squares: dict[str, float] = field(default_factory=dict)  # and what their squared logits add up to
-    asked: list[Params] = field(default_factory=list)  # questions of an exact fit so far
-    faults: list[dict[str, Any]] = field(default_factory=list)
-    rounds: list[dict[str, Any]] = field(default_factory=list)  # what a report says of each
-    local: dict[str, dict[str, Any]] = field(default_factory=dict)  # what nodes say of their own privacy
-    heard: set[int] = field(default_factory=set)  # nodes whose word of the last round counts
-    fitted: int = 0  # rounds on the frozen model so far
-    releases: int = 0  # sums that a program has seen, over all beginnings: what a privacy budget counts
-    restarts: int = 0
-    paired: Paired | None = None  # of the nodes that measured, all together
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}  # by node
+        self.rounds: list[dict[str, Any]] = []  # what a report says of each
+        self.faults: list[dict[str, Any]] = []  # nodes that a round went on without, with the reason
+        self._round = {"phase": "training", "round": 0}  # the one that is on
+        self._began = 0.0
+        self._with_model: set[int] = set()  # nodes that were sent the frozen model
 
-    def __post_init__(self) -> None:
-        self.method = check_method(self.name, self.options)
-        check_whole(self.n_classes, "n_classes", low=2)
-        if self.method.needs_pooled_data:
-            raise FedCalError(
-                f"{self.name} sends every logit and label to the server: choose fed-ts, which is its equal"
-            )
-        if self.robust not in (None, "median", "trimmed"):
-            raise FedCalError(f"robust must be median or trimmed, not {self.robust!r}")
-        if self.robust and not isinstance(self.method, Averaged):
-            raise FedCalError(
-                f"{self.name} adds sums up, of which there is no median: robust is for fedcal and its kin"
-            )
-        if self.privacy:
-            self.privacy.check(self.method)
-        self.state = begin(self.method, self.n_classes, self.seed, self.name)
-        self._mark, self._seen = "", set[int]()  # the frozen model's fingerprint, and the nodes that have seen it
+    # --- the log ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def question(self) -> Params:
-        return self.state.question if isinstance(self.method, Additive) else self.state.params
+    def begin(self, phase: str, number: int) -> None:
+        """Begin a round: faults are entered under it."""
+        self._round, self._began = {"phase": phase, "round": number}, time.perf_counter()
 
-    @property
-    def done(self) -> bool:
-        return self.state.done
+    def end(self, took_part: list[int], cost: Cost) -> None:
+        """Enter a round in the log."""
+        names = sorted(self.names[node] for node in took_part)
+        seconds = time.perf_counter() - self._began
+        self.rounds.append({**self._round, "took_part": names, "bytes": cost, "seconds": seconds})
 
-    # --- a round ---------------------------------------------------------------------------------------------------------
+    def blame(self, node: int, reason: str) -> None:
+        """Log why the round goes on without a node."""
+        who = self.names.get(node, f"node {node}")
+        self.faults.append({**self._round, "node": str(node), "name": who, "reason": reason})
+        log(WARNING, "FedCal: %s round %d goes on without %s: %s", *self._round.values(), who, reason)
 
-    def records(self, phase: str, model: str = "") -> dict[str, Any]:
-        """What goes out, whichever way it travels."""
-        sent = self.state.params if phase == "finish" else self.question
-        about = {
-            "phase": phase, "federation": self.federation, "round": self.state.rounds + 1, "method": self.name,
-            "options": asdict(self.method), "n_classes": self.n_classes, "seed": self.seed, "model": model,
-            "bins": self.n_bins,
-        }  # fmt: skip
-        if self.privacy:
-            about |= {"clip": self.privacy.clip, "unit": self.privacy.unit}
-        return {ABOUT: config_of(about)} | ({} if phase == "meet" else {QUESTION: pack(sent)})
+    # --- what nodes send -------------------------------------------------------------------------------------------------
 
-    def meet(self, replies: dict[int, dict[str, Any]]) -> dict[str, Update]:
-        """The names of nodes that only trained."""
-        found: dict[str, Update] = {}
-        self.heard = set()
-        for node, records in sorted(replies.items()):
+    def meet(self, records: dict[int, Records]) -> list[int]:
+        """Note the names of nodes that only trained.
+
+        Returns:
+            The nodes that have one.
+        """
+        return list(self._read(records, lambda name, record: None))
+
+    def read(self, server: Server, records: dict[int, Records]) -> dict[int, Reply]:
+        """Read and check replies to the server's request; every reply that is refused is logged.
+
+        Returns:
+            The usable replies by node, in the order of the nodes' names.
+        """
+
+        def reply_of(name: str, record: Any) -> Reply:
+            data = data_of(record)
+            check_bytes(name, len(data), server.example)
+            _, reply = unpack_reply(data)
+            server.check(name, reply)
+            return reply
+
+        found = self._read(records, reply_of)
+        by_name = {self.names[node]: reply for node, reply in found.items()}
+        far = outliers(by_name, server.plan.method.additive, server.known)
+        for node in [node for node in found if self.names[node] in far]:
+            del found[node]
+            self.blame(node, far[self.names[node]])
+        return dict(sorted(found.items(), key=lambda one: self.names[one[0]]))
+
+    def receive(self, server: Server, replies: dict[int, Reply]) -> None:
+        """Give the server replies that `read` has checked."""
+        server.receive({self.names[node]: reply for node, reply in replies.items()}, check=False)
+
+    def _read(self, records: dict[int, Records], read: Callable[[str, Any], T]) -> dict[int, T]:
+        """What `read` makes of each node's reply; where it refuses one, that is logged."""
+        found: dict[int, T] = {}
+        for node, own in sorted(records.items()):
             try:
-                found[self._name(node, records, found)] = Update({}, 0)
-                self.heard.add(node)
+                taken = {self.names[other] for other in found}
+                name = self.names[node] = self._name(node, own.get(REPLY), taken)
+                found[node] = read(name, own[REPLY])
             except FedCalError as error:
                 self.blame(node, str(error))
         return found
 
-    def _name(self, node: int, records: dict[str, Any], taken: dict[str, Update]) -> str:
-        site = check_said(node, records.get(SAID))["site"]
-        if site in taken or self.names.get(node, site) != site:
-            raise FedCalError(f"node {node} calls itself {site}, which is another node's name")
-        self.names[node] = site
-        return site
-
-    def read(self, replies: dict[int, dict[str, Any]]) -> dict[str, Update]:
-        """The usable answers by name, sorted; every other one is refused, and said to be."""
-        content = stand_in(self.method, self.n_classes, [*self.asked, self.question])
-        asked, found = digest(self.question), dict[str, Update]()
-        self.heard = set()
-        for node, records in sorted(replies.items()):
-            try:
-                site = self._name(node, records, found)
-                expected = Expected(
-                    self.federation, self.state.rounds + 1, asked, self.n_classes, [site], self.n, self.squares,
-                    content, self.question, private=self.privacy is not None,
-                )  # fmt: skip
-                update, told = read_answer(node, records, expected)[1], local_privacy(node, records[SAID])
-                found[site] = update
-                self.heard.add(node)
-                self.local |= {site: told} if told else {}
-            except FedCalError as error:
-                self.blame(node, str(error))
-        for name, reason in too_far(found, self.method, self.squares).items():
-            del found[name]
-            (node,) = (node for node in self.heard if self.names[node] == name)
-            self.heard.remove(node)
-            self.blame(node, reason)
-        return dict(sorted(found.items()))
-
-    def conclude(self, updates: dict[str, Update]) -> Params:
-        """The server's half of the method, and the round's costs. Returns what it comes to: the sums, or new params."""
-        state, method = self.state, self.method
-        spoke = {name: update for name, update in updates.items() if update.content}
-        sent, up = self.question, max((n_bytes(update.content) for update in spoke.values()), default=0)
-        state.rounds += 1
-        if not spoke:
-            return {}
-        state.bytes_up, state.bytes_down = max(state.bytes_up, up), max(state.bytes_down, n_bytes(sent))
-        state.total_up, state.total_down = state.total_up + up, state.total_down + n_bytes(sent)
-        for update in updates.values():
-            state.notes.update(update.notes)
-            state.updates += 1
-        if isinstance(method, Averaged):
-            words = spoke
-            if method.average == "latest":
-                state.latest.update(spoke)
-                words = dict(sorted(state.latest.items()))
-            heard = list(words.values())
-            state.params = robust_mean(heard, self.robust) if self.robust else method.server(state.params, heard)
-            return state.params
-        sums = total(list(spoke.values()))
-        if self.privacy:
-            sums = self.privacy.noised(sums)
-        self.take(sums)
-        return sums
-
-    def take(self, sums: Params) -> None:
-        """An exact fit's sums: the next question, or the scaler."""
-        self.asked.append(self.state.question)
-        self.releases += 1
-        try:
-            advance(self.state, sums)
-        except (RuntimeError, ArithmeticError, KeyError, IndexError) as error:
+    def _name(self, node: int, record: Any, taken: Container[str]) -> str:
+        name = record.get("client") if record is not None else None
+        if not isinstance(name, str):
             raise FedCalError(
-                f"round {self.state.rounds}: the sums lead nowhere ({str(error).splitlines()[0]})"
-            ) from None
-        over = self.privacy is not None and self.releases >= self.privacy.rounds
-        if self.local:  # one node's word must not end everybody's fit
-            over |= statistics.median(told["left"] for told in self.local.values()) <= 0
-        if over and not self.done:
-            self.state.params, self.state.program = plain(stopped(self.method, self.state.question)), None
-
-    def blame(self, node: int, reason: str) -> None:
-        """Log what a node did, with the round that goes on without it."""
-        who = self.names.get(node, f"node {node}")
-        self.faults.append({"round": self.state.rounds + 1, "node": str(node), "name": who, "reason": reason})
-        log(WARNING, "FedCal: round %d goes on without %s: %s", self.state.rounds + 1, who, reason)
+                f"node {node} does not reply to FedCal: is calibration_mod the first of its ClientApp's mods?"
+            )
+        if name in taken or self.names.get(node, name) != name:
+            raise FedCalError(f"node {node} calls itself {name}, which is another node's name")
+        return name
 
     # --- rounds on the frozen model --------------------------------------------------------------------------------------
 
-    def fit(
-        self, grid: Grid, nodes: list[int], model: ArrayRecord, timeout: float, after: Callable[[Params], None]
+    def calibrate(
+        self,
+        grid: Grid,
+        server: Server,
+        nodes: list[int],
+        model: ArrayRecord,
+        timeout: float,
+        after_round: Callable[[], None],
     ) -> list[int]:
-        """Rounds of these nodes until the scaler is there; returns the nodes that were with it to the end.
+        """Run calibration rounds until the server has its scaler.
 
-        A node that gives no usable answer is not asked again. An exact fit then begins anew with the others, so that it is
-        exact for those who took part; not where that would cost privacy twice. `after` gets each round's sums, or the new
-        params.
+        A node that gives no usable reply is not asked again, and the server goes on without it (`Server.drop`).
+
+        Args:
+            grid: of the run.
+            server: asks, and receives.
+            nodes: those to ask.
+            model: the frozen model.
+            timeout: seconds that nodes have for a round.
+            after_round: called after every round.
+
+        Returns:
+            The nodes that took part to the end.
+
+        Raises:
+            FedCalError: where no node gives a usable reply.
         """
-        while not self.done and self.fitted < self.method.rounds:
-            began, faults = time.perf_counter(), len(self.faults)
-            replies, cost = self._ask(grid, nodes, "answer", model, timeout)
-            updates = self.read(replies)
-            left = [node for node in nodes if node in self.heard]
-            if not any(update.n for update in updates.values()):
+        while (request := server.request) is not None:
+            self.begin("calibration", request.round)
+            faults = len(self.faults)
+            records, cost = self._ask(grid, nodes, "reply", pack_request(server.plan, request), model, timeout)
+            replies = self.read(server, records)
+            if not any(reply.n for reply in replies.values()):
                 reasons = "; ".join(str(fault["reason"]) for fault in self.faults[faults:]) or "none has samples"
-                raise FedCalError(f"calibration round {self.state.rounds + 1}: no node's answer is usable ({reasons})")
-            fell_away, nodes = len(left) < len(nodes), left
-            if fell_away and self.asked and self.restarts < RESTARTS and not (self.privacy or self.local):
-                self._begin_again()
+                raise FedCalError(f"calibration round {request.round}: no node gives a usable reply ({reasons})")
+            nodes = [node for node in nodes if node in replies]
+            if server.drop(set(server.known) - {self.names[node] for node in nodes}):
+                log(INFO, "FedCal: the fit begins again with the nodes that are left")
                 continue
-            self.n = {name: update.n for name, update in updates.items() if update.n}
-            if not (self.privacy or self.local):
-                self.squares = declared_squares(self.squares, updates)
-            outcome = self.conclude(updates)
-            self.fitted += 1
-            self.note("calibration", updates, cost, began)
-            after(outcome)
+            self.receive(server, replies)
+            self.end(nodes, cost)
+            after_round()
         return nodes
 
-    def _begin_again(self) -> None:
-        log(INFO, "FedCal: the fit begins anew with the nodes that are left")
-        fresh, old = begin(self.method, self.n_classes, self.seed, self.name), self.state
-        fresh.rounds, fresh.total_up, fresh.total_down = old.rounds + 1, old.total_up, old.total_down
-        self.state, self.asked, self.n, self.squares = fresh, [], {}, {}
-        self.fitted, self.restarts = 0, self.restarts + 1
+    def measure(
+        self, grid: Grid, server: Server, nodes: list[int], model: ArrayRecord, timeout: float, n_bins: int
+    ) -> Measured:
+        """Send the final scaler to nodes, and receive what they measure.
 
-    def measure(self, grid: Grid, nodes: list[int], model: ArrayRecord, timeout: float) -> dict[str, dict[str, Tally]]:
-        """Each node's tallies under no scaler (`uncal`), the global one (`local`) and its own (`own`).
+        Args:
+            grid: of the run.
+            server: has the scaler.
+            nodes: those to ask.
+            model: the frozen model.
+            timeout: seconds that they have.
+            n_bins: equal-width confidence bins.
 
-        What compares these views on the same samples is added up in `paired`.
+        Returns:
+            By node name, the model as it is ("uncal"), under the global scaler ("local") and under the node's personal
+            one ("own").
         """
-        began = time.perf_counter()
-        replies, cost = self._ask(grid, nodes, "finish", model, timeout)
-        found: dict[str, dict[str, Tally]] = {view: {} for view in VIEWS}
-        comparable, self.paired = self.n_bins * len(VIEWS) <= FINEST, None
-        for node, records in sorted(replies.items()):
-            try:
-                name = self._name(node, records, dict.fromkeys(found["own"], Update({}, 0)))
-                sums = {view: unpack(records.get(TALLY + view)) for view in found}
-                tallies = {view: Tally.from_tensors(tensors) for view, tensors in sums.items()}
-                if any(len(tally.classwise) != self.n_classes for tally in tallies.values()):
-                    raise FedCalError(f"{name} measures {len(tallies['uncal'].classwise)} classes")
-                pairs = read_paired(name, records.get(PAIRED), tallies["own"]) if comparable else None
-            except FedCalError as error:
-                self.blame(node, str(error))
-                continue
-            for view, tally in tallies.items():
-                found[view][name] = tally
-            self.paired = self.paired + pairs if self.paired and pairs else pairs
-        self.note("evaluation", dict.fromkeys(found["own"], Update({}, 0)), cost, began)
-        return {view: dict(sorted(by_name.items())) for view, by_name in found.items()}
+        self.begin("evaluation", server.ledger.rounds)
+        data, k = pack_scaler(server.plan, server.scaler), server.plan.n_classes
+        records, cost = self._ask(grid, nodes, "measure", data, model, timeout, n_bins)
+        found = self._read(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
+        self.end(list(found), cost)
+        if not found:
+            return Measured({})
+        return add_up(found.values()).select({view: view for view in VIEWS}, sorted(self.names[node] for node in found))
 
     def _ask(
-        self, grid: Grid, nodes: list[int], phase: str, model: ArrayRecord, timeout: float
-    ) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
-        """Every node's records in reply. A node gets the model once; one that lost it, or its state, gets both again."""
-        if not self._mark:
-            self._mark = digest(from_record(model))
-        content = self.records(phase, self._mark)
+        self, grid: Grid, nodes: list[int], phase: Phase, data: bytes, model: ArrayRecord, timeout: float, bins: int = 0
+    ) -> tuple[dict[int, Records], Cost]:
+        """Every node's records in reply, and what that cost. A node gets the model once; again if it lost its logits."""
+        content = {REQUEST: record_of(data, phase=phase, model=fingerprint(model), bins=bins)}
         whole = content | {MODEL: model}
         cost = {"up": 0, "down": 0, "model_down": 0}
         until = time.monotonic() + timeout
 
-        def send(asked: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-            messages = [Message(RecordDict(dict(c)), node, MessageType.TRAIN) for node, c in asked.items()]
-            cost["model_down"] += sum(size([c[MODEL]]) for c in asked.values() if MODEL in c)
-            cost["down"] += sum(size([r for key, r in c.items() if key != MODEL]) for c in asked.values())
+        def send(contents: dict[int, Records]) -> dict[int, Records]:
+            messages = [Message(RecordDict(dict(own)), node, MessageType.TRAIN) for node, own in contents.items()]
+            cost["down"] += size([content[REQUEST]]) * len(contents)
+            cost["model_down"] += sum(size([own[MODEL]]) for own in contents.values() if MODEL in own)
+            replies = ask(grid, messages, max(1.0, until - time.monotonic()))
+            by_node = {reply.metadata.src_node_id: reply for reply in replies}
             found = {}
-            for reply in ask(grid, messages, max(1.0, until - time.monotonic())):
-                node = reply.metadata.src_node_id
-                if reply.has_error():
-                    self.blame(node, f"error: {reply.error.reason}")
+            for node in contents:
+                if node not in by_node:
+                    self.blame(node, f"no reply within {timeout:.0f} s")
+                elif by_node[node].has_error():
+                    self.blame(node, f"error: {by_node[node].error.reason}")
                 else:
-                    found[node] = take_out(reply.content)
+                    found[node] = take_out(by_node[node].content)
                     cost["up"] += size(found[node].values())
-            for node in asked.keys() - found.keys() - {int(f["node"]) for f in self.faults[faults:]}:
-                self.blame(node, f"no reply within {timeout:.0f} s")
             return found
 
-        faults = len(self.faults)
-        replies = send({node: content if node in self._seen else whole for node in nodes})
-        lost = [node for node, records in replies.items() if (records.get(SAID) or {}).get("missing")]
-        if lost:
-            history = {k: v for i, q in enumerate(self.asked) for k, v in nest(f"{i:04d}", q).items()}
-            replies = {node: r for node, r in replies.items() if node not in lost}
-            replies |= send(dict.fromkeys(lost, whole | {ASKED: pack(history)}))
-        self._seen.update(replies)
+        replies = send({node: content if node in self._with_model else whole for node in nodes})
+        if lost := [node for node, own in replies.items() if _lost_logits(own)]:
+            replies = {node: own for node, own in replies.items() if node not in lost}
+            replies |= send(dict.fromkeys(lost, whole))
+        self._with_model.update(replies)
         return replies, cost
 
-    def note(self, phase: str, updates: dict[str, Update], cost: dict[str, int], began: float) -> None:
-        self.rounds.append(
-            {"phase": phase, "round": self.state.rounds, "took_part": sorted(updates), "bytes": cost,
-             "seconds": time.perf_counter() - began}
-        )  # fmt: skip
+
+def _lost_logits(records: Records) -> bool:
+    reply = records.get(REPLY)
+    return reply is not None and bool(reply.get("missing", False))

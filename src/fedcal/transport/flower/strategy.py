@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,20 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedcal.base.store import write_json
+from fedcal.base.labels import check_classes
+from fedcal.base.store import finite, write_json
+from fedcal.data.samples import name_columns
 from fedcal.errors import FedCalError
-from fedcal.measure.tally import Tally, over_clients, pooled
-from fedcal.methods import DEFAULT
-from fedcal.protocol.privacy import Privacy
-from fedcal.protocol.rounds import Calibration
-from fedcal.protocol.scaler_file import save_scaler
+from fedcal.measure.views import Measured
+from fedcal.methods import DEFAULT, get_method, method_to_json, spec_of
+from fedcal.methods.robust import Robust
+from fedcal.protocol import Privacy, Scaler, Server
+from fedcal.protocol.wire import pack_request
 from fedcal.transport.flower.checkpoint import Checkpoint
 from fedcal.transport.flower.checks import bad_models
 from fedcal.transport.flower.grid import PatientGrid, TooFewNodes
-from fedcal.transport.flower.records import size, take_out
-from fedcal.transport.flower.robust import Robust
-from fedcal.transport.flower.server import Calibrator
+from fedcal.transport.flower.records import REQUEST, Phase, Records, record_of, size, take_out
+from fedcal.transport.flower.server import Nodes
 
 
 class CalibratedStrategy(Strategy):
@@ -41,14 +42,21 @@ class CalibratedStrategy(Strategy):
 
     Args:
         inner: the strategy that trains.
-        method: see `fedcal methods`; `options` are the method's own, e.g. `accuracy="keep"`.
+        method: a name (see `fedcal methods`), or a name with options: "fedcal-plus:accuracy=keep".
         n_classes: K of the model's logits.
+        classes: the label of each column, if labels are not the columns' numbers.
+        seed: of whatever is drawn at random.
         robust: "median" or "trimmed" in place of the mean, for methods whose nodes send scalers.
         privacy: central differential privacy of an additive method's sums.
         timeout: seconds that nodes have for a calibration round.
         nodes: how many nodes to wait for before the first round.
         patience: seconds to wait for nodes; then a round goes on without them, or is left out.
+        n_bins: bins of the ECE.
         folder: where scaler and report go, and a checkpoint after every round; a run that finds one goes on from it.
+        options: the method's options as Python values, e.g. `accuracy="keep"`.
+
+    Raises:
+        FedCalError: where an argument is not as it should be.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class CalibratedStrategy(Strategy):
         method: str = DEFAULT,
         *,
         n_classes: int,
+        classes: Any = None,
         seed: int = 0,
         robust: Robust | None = None,
         privacy: Privacy | None = None,
@@ -67,26 +76,33 @@ class CalibratedStrategy(Strategy):
         folder: str | Path | None = None,
         **options: Any,
     ) -> None:
-        self.inner, self.timeout, self.nodes, self.patience = inner, timeout, nodes, patience
-        self.calibrator = Calibrator(method, options, n_classes, seed, robust, privacy, n_bins)
+        chosen = get_method(method, **options)
+        if chosen.needs_pooled_data:
+            raise FedCalError(
+                f"{chosen.name} sends every logit and label to the server: choose fed-ts, which is its equal"
+            )
+        labels = () if classes is None else name_columns(check_classes(classes, n_classes))
+        self._new_server = partial(Server, chosen, n_classes, seed, classes=labels, privacy=privacy, robust=robust)
+        self.inner, self.server, self.nodes = inner, self._new_server(), Nodes()
+        self.timeout, self.wanted, self.patience, self.n_bins = timeout, nodes, patience, n_bins
         self.folder = Path(folder) if folder else None
-        self.checkpoint = Checkpoint(self.folder / "checkpoint", self.calibrator, inner) if self.folder else None
-        self.tallies: dict[str, dict[str, Tally]] = {}
-        self._phase = "train" if self.calibrator.method.schedule == "interleaved" else "meet"
+        self.checkpoint = Checkpoint(self.folder / "checkpoint", inner) if self.folder else None
+        self.measured = Measured({})
+        self._interleaved = chosen.schedule == "interleaved"
         self._silences = Counter[int]()  # how often a node let a training round time out
         self._back: dict[int, int] = {}  # the round from which on it is asked again: later each time
         self._asked: set[int] = set()
-        self._arrays = ArrayRecord()
-        self._before, self._began, self._round, self._trained = 0, 0.0, 0, 0
+        self._arrays, self._sent = ArrayRecord(), Records()
+        self._before, self._round = 0, 0  # training rounds before this start, and since then
 
     @property
-    def calibration(self) -> Calibration:
-        """The scaler: `calibration.predict_proba(logits)`. Nodes' own ones are at the nodes."""
-        state = self.calibrator.state
-        return Calibration(state.method, state.params, n_classes=state.n_classes, name=state.name)
+    def scaler(self) -> Scaler:
+        """The scaler: `scaler.predict_proba(logits)`. Nodes' personal ones are at the nodes."""
+        return self.server.scaler
 
     def summary(self) -> None:
-        log(INFO, "\t├── FedCal: %s", self.calibrator.name)
+        """Log the method, and the inner strategy's summary."""
+        log(INFO, "\t├── FedCal: %s", spec_of(self.server.plan.method))
         self.inner.summary()
 
     def start(
@@ -99,27 +115,48 @@ class CalibratedStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Flower's rounds, then the calibration rounds on the final model, then one that measures."""
+        """Run Flower's rounds, then the calibration rounds on the final model, then one that measures.
+
+        Args:
+            grid: of the run.
+            initial_arrays: the model to begin with.
+            num_rounds: training rounds.
+            timeout: seconds that nodes have for a round.
+            train_config: as for any strategy.
+            evaluate_config: as for any strategy.
+            evaluate_fn: as for any strategy.
+
+        Returns:
+            What the inner strategy's run gives, with the calibrated model's metrics in the last round's.
+
+        Raises:
+            FedCalError: where no node is there, or none is left to calibrate or to measure with.
+        """
+        if self._interleaved:
+            self.server = self._new_server(rounds=num_rounds + self.server.plan.method.rounds)
         arrays = initial_arrays
         if self.checkpoint:
-            self._before, arrays = self.checkpoint.load(initial_arrays)
+            self._before, arrays = self.checkpoint.load(initial_arrays, self.server, self.nodes)
         result = Result(arrays=arrays)
-        self._arrays = arrays
-        self._wait(grid, self.nodes)
+        self._arrays, self._round = arrays, 0
+        self._wait(grid, self.wanted)
         if num_rounds > self._before:
-            judge = (lambda t, a: evaluate_fn(t + self._before, a)) if evaluate_fn else None
+            evaluate = (lambda t, a: evaluate_fn(t + self._before, a)) if evaluate_fn else None
             view = PatientGrid(grid, self._present, math.inf)
             left = num_rounds - self._before
-            result = super().start(view, arrays, left, timeout, train_config, evaluate_config, judge)
+            result = super().start(view, arrays, left, timeout, train_config, evaluate_config, evaluate)
             arrays = result.arrays = result.arrays or arrays
-        nodes = self._wait(grid, 1)
-        if self.calibrator.method.rounds:
-            limit = min(timeout, self.timeout)
-            nodes = self.calibrator.fit(grid, nodes, arrays, limit, self._save_round)
-        self.tallies = self.calibrator.measure(grid, nodes, arrays, min(timeout, self.timeout))
-        if not self.tallies["own"]:
-            reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.calibrator.faults}))
-            raise FedCalError(f"no node is left to measure with ({reasons}): go on from the checkpoint, or start anew")
+        nodes, limit = self._wait(grid, 1), min(timeout, self.timeout)
+
+        def after_round() -> None:
+            if self.checkpoint:
+                self.checkpoint.save_round(self._trained, arrays, self.server, self.nodes)
+
+        nodes = self.nodes.calibrate(grid, self.server, nodes, arrays, limit, after_round)
+        self.measured = self.nodes.measure(grid, self.server, nodes, arrays, limit, self.n_bins)
+        if not self.measured.clients:
+            reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.nodes.faults}))
+            raise FedCalError(f"no node is left to measure with ({reasons}): go on from the checkpoint, or start again")
         metrics = {f"fedcal-{key}": value for key, value in self.metrics()["global"].items()}
         result.evaluate_metrics_clientapp[num_rounds] = MetricRecord(
             {**(result.evaluate_metrics_clientapp.get(num_rounds) or {}), **metrics}
@@ -133,45 +170,56 @@ class CalibratedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self._arrays, self._began, self._round = arrays, time.perf_counter(), server_round
+        """Return the inner strategy's messages, with FedCal's records in them."""
+        self._arrays, self._round = arrays, server_round
+        self.nodes.begin("training", self._trained)
         messages = self._configure(self.inner.configure_train, server_round, arrays, config, grid)
         self._asked = {message.metadata.dst_node_id for message in messages}
+        request = self.server.request if self._interleaved else None
+        data = pack_request(self.server.plan, request) if request else b""
+        phase: Phase = "train" if request else "meet"
+        self._sent = {REQUEST: record_of(data, phase=phase, model="", bins=0)}
         for message in messages:
-            message.content.update(self.calibrator.records(self._phase))
+            message.content.update(self._sent)
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        by_node, calibrator = {reply.metadata.src_node_id: reply for reply in replies}, self.calibrator
+        """Return what the inner strategy makes of the replies that are not refused; the server receives its part."""
+        by_node = {reply.metadata.src_node_id: reply for reply in replies}
         self._blame_the_silent(by_node)
         whole = {node: reply for node, reply in by_node.items() if not reply.has_error()}
         records = {node: take_out(reply.content) for node, reply in whole.items()}
-        model = size([self._arrays])
-        cost = {"up": sum(size(r.values()) for r in records.values()), "model_down": len(self._asked) * model}
-        cost["model_up"] = sum(size(reply.content.array_records.values()) for reply in whole.values())
+        cost = {
+            "up": sum(size(own.values()) for own in records.values()),
+            "down": len(self._asked) * size(self._sent.values()),
+            "model_up": sum(size(reply.content.array_records.values()) for reply in whole.values()),
+            "model_down": len(self._asked) * size([self._arrays]),
+        }
         for node, reason in bad_models(whole, self._arrays).items():
-            calibrator.blame(node, reason)
-            del whole[node]
-        cost["down"] = len(self._asked) * size(calibrator.records(self._phase).values())
-        read = calibrator.meet if self._phase == "meet" else calibrator.read
-        updates = read({node: records[node] for node in whole})
-        good = sorted(calibrator.heard, key=calibrator.names.__getitem__)
-        if self._phase == "train":
-            calibrator.conclude(updates)
-        outcome = self.inner.aggregate_train(server_round + self._before, [whole[node] for node in good])
-        calibrator.note("training", updates, cost, self._began)
-        self._trained = server_round + self._before
+            self.nodes.blame(node, reason)
+            del records[node]
+        if self._interleaved:
+            good = self.nodes.read(self.server, records)
+            self.nodes.receive(self.server, good)
+        else:
+            good = self.nodes.meet(records)
+        in_order = sorted(good, key=self.nodes.names.__getitem__)
+        outcome = self.inner.aggregate_train(server_round + self._before, [whole[node] for node in in_order])
+        self.nodes.end(in_order, cost)
         if self.checkpoint:
-            self.checkpoint.save_training(self._trained, outcome[0] or self._arrays)
+            self.checkpoint.save_training(self._trained, outcome[0] or self._arrays, self.server, self.nodes)
         return outcome
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """Return the inner strategy's messages."""
         return self._configure(self.inner.configure_evaluate, server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return what the inner strategy makes of the replies that are not errors."""
         return self.inner.aggregate_evaluate(
             server_round + self._before, [reply for reply in replies if not reply.has_error()]
         )
@@ -179,48 +227,60 @@ class CalibratedStrategy(Strategy):
     # --- outcome ---------------------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, Any]:
-        """Metrics of all nodes' test samples together (`global`, and `uncal` before), and means over nodes."""
-        views = {view: by_name for view, by_name in self.tallies.items() if by_name}
-        if not views:
+        """Return the metrics.
+
+        Returns:
+            All nodes' test samples together (`global`, and `uncal` without a scaler), and means over nodes under the
+            global scaler (`local`) and under each node's personal one (`own`). Empty before the run is done.
+        """
+        if not self.measured.clients:
             return {}
         return {
-            "uncal": pooled(list(views["uncal"].values())).summary(),
-            "global": pooled(list(views["local"].values())).summary(),
-            "local": over_clients(list(views["local"]), list(views["local"].values())),
-            "own": over_clients(list(views["own"]), list(views["own"].values())),
+            "uncal": self.measured.pooled("uncal").summary(),
+            "global": self.measured.pooled("local").summary(),
+            "local": self.measured.over_clients("local"),
+            "own": self.measured.over_clients("own"),
         }
 
     def report(self) -> dict[str, Any]:
-        """Who took part in what, who did not and why, what it cost, and what privacy it kept."""
-        c = self.calibrator
-        last = [r["took_part"] for r in c.rounds if r["phase"] == "calibration"]
+        """Return who took part in what, who did not and why, what it cost, and what privacy it kept."""
+        plan, ledger, privacy = self.server.plan, self.server.ledger, self.server.privacy
+        fitted = [one["took_part"] for one in self.nodes.rounds if one["phase"] == "calibration"]
         return {
-            "method": c.name,
-            "options": asdict(c.method),
-            "n_classes": c.n_classes,
-            "federation": c.federation,
-            "training_rounds": max(self._trained, self._before),
-            "calibration_rounds": c.fitted,
-            "restarts": c.restarts,
-            "fitted_by": last[-1] if last else [],
-            "measured_by": list(self.tallies.get("own", {})),
-            "faults": c.faults,
-            "rounds": c.rounds,
-            "bytes_up": c.state.total_up,
-            "bytes_down": c.state.total_down,
-            "privacy": c.privacy.report("central", c.releases) if c.privacy else None,
-            "local_privacy": c.local,
+            **method_to_json(plan.method),
+            "n_classes": plan.n_classes,
+            "federation": plan.federation,
+            "training_rounds": self._trained,
+            "calibration_rounds": len(fitted),
+            "restarts": ledger.restarts,
+            "fitted_by": fitted[-1] if fitted else [],
+            "measured_by": self.measured.clients,
+            "faults": self.nodes.faults,
+            "rounds": self.nodes.rounds,
+            "bytes_up": ledger.total_up,
+            "bytes_down": ledger.total_down,
+            "privacy": privacy.report("central", ledger.releases) if privacy else None,
+            "local_privacy": self.server.private,
             "metrics": self.metrics(),
         }
 
     def save(self, folder: str | Path) -> None:
-        """scaler.safetensors and federation.json; the checkpoint is no longer needed."""
-        save_scaler(Path(folder) / "scaler.safetensors", self.calibration)
-        write_json(Path(folder) / "federation.json", _clean(self.report()))
+        """Write scaler.safetensors and federation.json, and delete the checkpoint.
+
+        Args:
+            folder: where to.
+        """
+        self.scaler.save(Path(folder) / "scaler.safetensors")
+        write_json(Path(folder) / "federation.json", finite(self.report()))
         if self.checkpoint:
             self.checkpoint.clear()
 
     # --- nodes -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _trained(self) -> int:
+        """Training rounds so far, the one that is on included."""
+        return self._before + self._round
 
     def _configure(
         self,
@@ -242,15 +302,17 @@ class CalibratedStrategy(Strategy):
         return [node for node in nodes if self._back.get(node, 0) <= self._round]
 
     def _blame_the_silent(self, replies: dict[int, Message]) -> None:
-        """Nodes that sent an error, or nothing. Who let the time run out is left out of the next round; the second time, of
-        two."""
+        """Log nodes that sent an error, or nothing.
+
+        A node that let the time run out is left out of the next round; the second time, of two.
+        """
         for node in sorted(self._asked):
             if node not in replies:
                 self._silences[node] += 1
                 self._back[node] = self._round + 1 + self._silences[node]
-                self.calibrator.blame(node, "no reply in time")
+                self.nodes.blame(node, "no reply in time")
             elif replies[node].has_error():
-                self.calibrator.blame(node, f"error: {replies[node].error.reason}")
+                self.nodes.blame(node, f"error: {replies[node].error.reason}")
 
     def _wait(self, grid: Grid, wanted: int) -> list[int]:
         """The nodes that are there, once they are as many as wanted or patience is over; at least one."""
@@ -260,16 +322,3 @@ class CalibratedStrategy(Strategy):
         if not nodes:
             raise TooFewNodes("no node is there: start SuperNodes, then run again")
         return nodes
-
-    def _save_round(self, outcome: dict[str, Any]) -> None:
-        if self.checkpoint:
-            self.checkpoint.save_round(outcome)
-
-
-def _clean(value: Any) -> Any:
-    """JSON has no NaN: undefined is null."""
-    if isinstance(value, dict):
-        return {k: _clean(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_clean(v) for v in value]
-    return None if isinstance(value, float) and value - value != 0 else value

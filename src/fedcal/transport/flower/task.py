@@ -19,35 +19,37 @@ from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import write_bytes, write_json, write_tensors
 from fedcal.data import Client, skew
 from fedcal.learn.local import predict, train_locally
-from fedcal.methods import get_method
-from fedcal.protocol.rounds import Calibration
-from fedcal.protocol.scaler_file import save_scaler
+from fedcal.methods import spec_of
+from fedcal.methods.spec import file_name
+from fedcal.protocol import Server
 from fedcal.simulate.config import SCHEMA, Config
 from fedcal.simulate.federation import Federation, assemble, sgd
 from fedcal.simulate.runs import summarise
 from fedcal.transport.flower.average import ExactFedAvg
 from fedcal.transport.flower.strategy import CalibratedStrategy
+from fedcal.transport.memory import Exchange
 
 
 @lru_cache(maxsize=2)
 def federation(config: str) -> Federation:
-    """All clients; a node then looks at its own only."""
+    """Return the federation with all its clients; a node then uses its own one only."""
     return assemble(Config.from_dict(json.loads(config)).resolve())
 
 
 def at_node(config: str) -> Federation:
-    """The same for whatever method: a node that has it need not assemble it again."""
-    return federation(json.dumps(json.loads(config) | {"method": ["uncal"]}))
+    """Return the federation for a node: the same for every method, so that it is assembled once."""
+    settings = replace(Config.from_dict(json.loads(config)), method=("uncal",))
+    return federation(json.dumps(settings.to_dict()))
 
 
 def client_of(context: Context) -> tuple[Federation, Client]:
-    """The node's client."""
+    """Return the federation and the node's client."""
     state = at_node(str(context.run_config["config"]))
     return state, state.clients[int(context.node_config["partition-id"])]
 
 
 def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
-    """For `calibration_mod`."""
+    """Return the model's logits and the labels of a split, as `calibration_mod` wants them."""
     state, client = client_of(context)
     state.model.load_state_dict(arrays.to_torch_state_dict())
     part = {"held-out": "cal", "train": "train", "test": "test"}[split]
@@ -55,7 +57,7 @@ def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, T
 
 
 def train(message: Message, context: Context) -> Message:
-    """A client's local epochs, as the simulator has them."""
+    """Run a client's local epochs, as the simulator does."""
     (state, client), config = client_of(context), message.content.config_records["config"]
     settings, t = state.config, int(config["server-round"]) - 1  # type: ignore[arg-type]
     state.model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
@@ -67,11 +69,21 @@ def train(message: Message, context: Context) -> Message:
 
 
 def serve(grid: Grid, config: str, options: dict[str, Any], out: str) -> CalibratedStrategy:
-    """The server's run: train, calibrate, measure, and write a run folder like the simulator's. `options`: the strategy's."""
+    """Run the server: train, calibrate, measure, and write a run folder like the simulator's.
+
+    Args:
+        grid: of the run.
+        config: a `fedcal.Config` as JSON.
+        options: the strategy's.
+        out: the run folder.
+
+    Returns:
+        The strategy, at its end.
+    """
     state, folder = federation(config), Path(out)
     inner = ExactFedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
     strategy = CalibratedStrategy(
-        inner, method_of(state.config), n_classes=len(state.classes), seed=state.config.seed, n_bins=state.config.n_bins,
+        inner, spec_of_run(state.config), n_classes=len(state.classes), seed=state.config.seed, n_bins=state.config.n_bins,
         folder=folder, nodes=len(state.clients), **options,
     )  # fmt: skip
     rounds = state.config.rounds
@@ -81,37 +93,33 @@ def serve(grid: Grid, config: str, options: dict[str, Any], out: str) -> Calibra
     return strategy
 
 
-def method_of(config: Config) -> str:
-    """The one method that a Flower run is of."""
-    return next(name for name in reversed(config.method) if name != "uncal")
+def spec_of_run(config: Config) -> str:
+    """Return the one method that a Flower run is of, with its options."""
+    return next(spec for spec in reversed(config.method) if spec != "uncal")
 
 
 def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> None:
-    """The folder's files, of the nodes that took part in measuring."""
+    """Write the run folder's files, of the nodes that took part in measuring.
+
+    Args:
+        folder: the run folder.
+        state: the federation, with the final model.
+        strategy: at its end.
+    """
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
-    name, calibrator = strategy.calibrator.name, strategy.calibrator
-    here = [client for client in state.clients if client.name in strategy.tallies["own"]]
-    tallies = {view: [by_name[client.name] for client in here] for view, by_name in strategy.tallies.items()}
-    state = replace(
-        state,
-        clients=here,
-        skew=skew(here, len(state.classes)),
-        calibrations={"uncal": Calibration(get_method("uncal"), {}, updates=1, name="uncal"), name: calibrator.state},
-    )
-    both = {"uncal": {"local": tallies["uncal"], "own": tallies["uncal"]}}
-    measured = {**both, name: {"local": tallies["local"], "own": tallies["own"]}}
-    paired = calibrator.paired.renamed({"uncal": "uncal", "local": name}) if calibrator.paired else None
-    results = summarise(state, measured, paired)
-    about = {
-        "schema": SCHEMA,
-        "model": state.config.model,
-        "classes": list(state.classes),
-        "round": state.config.rounds,
-    }
-    write_json(folder / "config.json", state.config.to_dict())
+    spec, server, classes = spec_of(strategy.server.plan.method), strategy.server, len(state.classes)
+    here = [client for client in state.clients if client.name in strategy.measured.clients]
+    exchanges = {"uncal": Exchange(Server("uncal", classes)), spec: Exchange(server)}
+    state = replace(state, clients=here, skew=skew(here, classes), calibrations=exchanges)
+    views = {"local": {"uncal": "uncal", "local": spec}, "own": {"uncal": "uncal", "own": spec}}
+    order = [client.name for client in here]
+    results = summarise(state, {kind: strategy.measured.select(names, order) for kind, names in views.items()})
+    settings = state.config
+    about = {"schema": SCHEMA, "model": settings.model, "classes": list(state.classes), "round": settings.rounds}
+    write_json(folder / "config.json", settings.to_dict())
     write_bytes(folder / "rounds.jsonl", b"")  # losses stay with the strategy
     write_tensors(folder / "model.safetensors", dict(state.model.state_dict()), about)
-    save_scaler(folder / "scalers" / f"{name}.safetensors", strategy.calibration)
+    strategy.scaler.save(folder / "scalers" / f"{file_name(spec)}.safetensors")
     write_json(folder / "results.json", results)
     report.write(folder)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import fedcal
-from fedcal.measure.tally import pooled
-from fedcal.methods import get_method
-from fedcal.protocol.rounds import begin
-from fedcal.simulate import federation
-from fedcal.simulate.federation import Federation
+from fedcal import Scaler
+from fedcal.base.store import read_json, read_tensors
+from fedcal.methods.spec import file_name
+from fedcal.simulate.federation import assemble
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
@@ -32,19 +35,38 @@ def config_of(data: str, method: str, clients: int = 3, **more: Any) -> fedcal.C
     return fedcal.Config(data=data, method=("uncal", method), **{"rounds": ROUNDS, **sizes, **more})
 
 
-def simulated(config: fedcal.Config, **options: Any) -> tuple[Federation, dict[str, float]]:
-    """The simulator's federation at its end, and the metrics of its global scaler. `options`: the method's."""
-    state, name = federation.assemble(config.resolve()), config.method[-1]
-    if options:
-        state.calibrations[name] = begin(get_method(name, **options), len(state.classes), config.seed)
-    federation.train(state, ROUNDS, lambda state, record: None)
-    federation.finish(state)
-    tallies = federation.evaluate(state)[config.method[-1]]
-    return state, pooled(tallies["local"]).summary()
+@dataclass(frozen=True)
+class Simulated:
+    """What the simulator's run folder holds of a federation with one method."""
+
+    model: dict[str, torch.Tensor]
+    scaler: Scaler
+    metrics: dict[str, float]  # of the global scaler
+    clients: list[str]
+    rounds: int  # of calibration
+    bytes_up: int
+
+
+@cache
+def simulated(config: fedcal.Config) -> Simulated:
+    """Run the federation in the simulator."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, spec = Path(name), config.method[-1]
+        fedcal.run(config, out=folder)
+        results = read_json(folder / "results.json")
+        found, cost = results["methods"][spec], results["methods"][spec]["cost"]
+        return Simulated(
+            read_tensors(folder / "model.safetensors")[0],
+            Scaler.load(folder / "scalers" / f"{file_name(spec)}.safetensors"),
+            found["global"],
+            results["data"]["clients"],
+            cost["rounds"],
+            cost["bytes_up_total"],
+        )
 
 
 def grid_of(config: fedcal.Config, app: Callable[[Message, Context], Message] = client_app) -> LocalGrid:
-    clients = federation.assemble(config.resolve()).clients
+    clients = assemble(config.resolve()).clients
     nodes = [{"partition-id": i, "name": client.name} for i, client in enumerate(clients)]
     return LocalGrid(app, nodes, {"config": json.dumps(config.to_dict())})
 
@@ -52,8 +74,8 @@ def grid_of(config: fedcal.Config, app: Callable[[Message, Context], Message] = 
 def flower(
     config: fedcal.Config, grid: LocalGrid, inner: Strategy | None = None, training: int = ROUNDS, **options: Any
 ) -> tuple[CalibratedStrategy, ArrayRecord]:
-    """The same federation over the grid's nodes. `training` rounds; `options`: the strategy's and the method's."""
-    start = federation.assemble(config.resolve())
+    """The same federation over the grid's nodes. `training` rounds; `options`: the strategy's."""
+    start = assemble(config.resolve())
     inner = inner or ExactFedAvg(fraction_evaluate=0.0)
     options = {"timeout": 1.0, "patience": 0.0, **options}
     strategy = CalibratedStrategy(inner, config.method[-1], n_classes=len(start.classes), seed=config.seed, **options)
@@ -62,11 +84,12 @@ def flower(
 
 
 def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    assert list(ours) == list(theirs)
-    return max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)
+    """The largest difference of two sets of tensors of the same names, in whatever order."""
+    assert sorted(ours) == sorted(theirs)
+    return max((float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours), default=0.0)
 
 
-How = Callable[[Message, Message], Message | None]  # (asked, reply) -> what comes instead
+How = Callable[[Message, Message], Message | None]  # (request, reply) -> what comes instead
 
 
 def breaking(node: str, how: How, after: int = 0) -> Callable[[Message, Context], Any]:
