@@ -125,7 +125,7 @@ def test_a_node_that_forgets_everything_is_told_again():
 
 def test_lost_state_is_that_nodes_fault():
     """What a method's clients must remember cannot be sent again: the round goes on without the node that lost it."""
-    config = config_of("heart", "fedcal:rounds=3")
+    config = config_of("heart", "fedcal:rounds=3,start=matched")
     strategy, _ = flower(config, grid_of(config, forgetting("va", after=ROUNDS + 1)))
     (fault,) = strategy.report()["faults"]
     assert (fault["name"], fault["phase"], fault["round"]) == ("va", "calibration", 2)
@@ -144,7 +144,7 @@ def test_a_folder_outlives_the_node(tmp_path):
 
 def test_a_node_goes_on_from_its_folder(tmp_path):
     """Its context is lost before every message: what it must remember is in the folder."""
-    config = config_of("heart", "fedcal:rounds=3")
+    config = config_of("heart", "fedcal:rounds=3,start=matched")
     whole, _ = flower(config, grid_of(config))
     grid = grid_of(config, forgetting("va"))
     for context in grid.contexts.values():

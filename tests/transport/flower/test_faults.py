@@ -6,73 +6,95 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
+from transport.flower.help import ROUNDS, breaking, config_of, distance, flower, grid_of
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from flwr.app import Array, ArrayRecord, Error, Message
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAdam, FedAvg, FedAvgM
 
 import fedcal
 from fedcal import FedCalError
-from fedcal.methods import Update, get_method
-from fedcal.transport.flower import task
+from fedcal.protocol import Reply
+from fedcal.protocol.checks import Known, outliers
+from fedcal.protocol.wire import pack, unpack
+from fedcal.transport.flower import Privacy, calibration_mod, task
 from fedcal.transport.flower.app.client_app import app as client_app
-from fedcal.transport.flower.checks import too_far
-from fedcal.transport.flower.grid import copy_content
 from fedcal.transport.flower.inner import numbers_of, put_back, state_of
-from fedcal.transport.flower.records import ANSWER, PACKED, PREFIX, SAID, from_record, pack, to_record, unpack
-from flower_help import ROUNDS, breaking, config_of, distance, flower, grid_of
+from fedcal.transport.flower.records import DATA, REPLY, from_record, to_record
+
+SCALER = "the node's reply"
 
 
-def changed(change, record=ANSWER):
-    """Every array of that record, changed."""
+def changed(change, record=SCALER):
+    """Every tensor of the node's reply, or every array of its model, changed."""
 
-    def how(asked, reply):
-        if record in reply.content:
-            read, write = (unpack, pack) if record == ANSWER else (from_record, to_record)
-            values = read(reply.content[record])
-            reply.content[record] = write({name: change(value) for name, value in values.items()})
+    def how(request, reply):
+        if record == SCALER and replies_to_a_request(reply):
+            tensors, header = unpack(reply.content[REPLY][DATA])
+            rewrite(reply, {name: change(value) for name, value in tensors.items()}, header)
+        elif record in reply.content:
+            values = from_record(reply.content[record])
+            reply.content[record] = to_record({name: change(value) for name, value in values.items()})
         return reply
 
     return how
 
 
-def said(**other):
-    def how(asked, reply):
-        if SAID in reply.content:
-            for key, value in other.items():
-                reply.content[SAID][key] = value
+def replies_to_a_request(reply):
+    """Whether it is neither a name alone, nor what a node measured."""
+    data = reply.content[REPLY][DATA] if REPLY in reply.content else b""
+    return bool(data) and unpack(data)[1].get("kind") == "reply"
+
+
+def rewrite(reply, tensors, header):
+    reply.content[REPLY][DATA] = pack(tensors, header)
+
+
+def headed(**other):
+    """Other values in the header of the node's reply."""
+
+    def how(request, reply):
+        if replies_to_a_request(reply):
+            tensors, header = unpack(reply.content[REPLY][DATA])
+            rewrite(reply, tensors, header | other)
         return reply
 
     return how
 
 
-def lacking(record):
-    def how(asked, reply):
-        reply.content.pop(record, None)
+def recorded(**other):
+    """Other values in the record of the node's reply."""
+
+    def how(request, reply):
+        if REPLY in reply.content:
+            reply.content[REPLY].update(other)
         return reply
 
     return how
+
+
+def instead(record):
+    """Another record in the place of the node's reply."""
+    return lambda request, reply: reply.content.update({REPLY: record}) or reply
+
+
+def lacking(request, reply):
+    reply.content.pop(REPLY, None)
+    return reply
 
 
 def replay():
-    """The node's first answer over and over; its model is as it should be."""
+    """The node's first reply over and over; its model is as it should be."""
     kept = {}
 
-    def how(asked, reply):
-        ours = {name: record for name, record in copy_content(reply.content).items() if name.startswith(PREFIX)}
-        kept.setdefault("first", ours)
-        if ANSWER in reply.content:
-            kept.setdefault("answer", ours)
-            reply.content.update(kept["answer"])
+    def how(request, reply):
+        if replies_to_a_request(reply):
+            reply.content[REPLY][DATA] = kept.setdefault("first", reply.content[REPLY][DATA])
         return reply
 
     return how
-
-
-def packed(value):
-    """That in the place of packed tensors."""
-    return lambda asked, reply: reply.content.update({ANSWER: ConfigRecord({PACKED: value})}) or reply
 
 
 def raw(header):
@@ -80,8 +102,13 @@ def raw(header):
     return struct.pack("<Q", len(header)) + header.encode()
 
 
+def bytes_of(tensors, header):
+    return save(tensors, {"fedcal": header})
+
+
 DEEP = "[" * 100_000
-EMPTY = '{"x": {"dtype": "F32", "shape": %s, "data_offsets": [0, 0]}, "__metadata__": {"names": "[\\"x\\"]"}}'
+EMPTY = '{"x": {"dtype": "F32", "shape": %s, "data_offsets": [0, 0]}, "__metadata__": {"fedcal": "{\\"order\\": [\\"x\\"]}"}}'
+ONE = {"x": torch.ones(1)}
 
 
 def reshaped(value):
@@ -89,37 +116,39 @@ def reshaped(value):
 
 
 FAULTS = {
-    "dies or hangs": (lambda asked, reply: None, "no reply"),
-    "returns an error": (lambda asked, reply: Message(Error(1, "out of memory"), reply_to=asked), "out of memory"),
+    "dies or hangs": (lambda request, reply: None, "no reply"),
+    "returns an error": (lambda request, reply: Message(Error(1, "out of memory"), reply_to=request), "out of memory"),
     "NaN": (changed(lambda v: v * float("nan")), "not finite"),
     "infinity": (changed(lambda v: v + float("inf")), "not finite"),
     "wrong shape": (changed(reshaped), "of shape"),
     "wrong type": (changed(lambda v: v.to(torch.float16)), "float16"),
-    "another name": (lambda a, r: r.content.update({ANSWER: pack({"x": torch.ones(1)})}) or r, "lacks"),
-    "not packed": (lambda a, r: r.content.update({ANSWER: to_record({"x": torch.ones(1)})}) or r, "cannot be read"),
-    "a number for tensors": (packed(5), "cannot be read"),
-    "names that nest": (packed(save({"x": torch.ones(1)}, {"names": DEEP})), "cannot be read"),
-    "a tensor without a name": (packed(save({"x": torch.ones(1)}, {"names": "[]"})), "some have no name"),
-    "an empty tensor too large": (packed(raw(EMPTY % [0, 2**62, 2**62])), "cannot be read"),
-    "an empty tensor that is none": (packed(raw(EMPTY % [])), "cannot be read"),
-    "too many bytes": (packed(save({"x": torch.ones(1 << 21)}, {"names": '["x"]'})), "bytes, where"),
-    "notes too large": (said(notes=f'{{"x": 1{"0" * 400}}}'), "no numbers"),
-    "notes that nest": (said(notes=DEEP), "'notes' cannot be read"),
-    "privacy that nests": (said(privacy=DEEP), "'privacy' cannot be read"),
-    "no answer": (lacking(ANSWER), "sent no answer"),
-    "no header": (lacking(SAID), "does not answer FedCal"),
-    "another K": (said(n_classes=7), "7 classes"),
+    "another name": (lambda m, r: rewrite(r, ONE, unpack(r.content[REPLY][DATA])[1]) or r, "lacks"),
+    "arrays for bytes": (instead(to_record(ONE)), "does not reply to FedCal"),
+    "a number for bytes": (recorded(**{DATA: 5}), "holds no bytes"),
+    "no bytes": (recorded(**{DATA: b""}), "cannot be read"),
+    "a header that nests": (recorded(**{DATA: bytes_of(ONE, DEEP)}), "cannot be read"),
+    "a tensor without a place": (recorded(**{DATA: bytes_of(ONE, '{"order": []}')}), "cannot be read"),
+    "an empty tensor too large": (recorded(**{DATA: raw(EMPTY % [0, 2**62, 2**62])}), "cannot be read"),
+    "an empty tensor that is none": (recorded(**{DATA: raw(EMPTY % [])}), "cannot be read"),
+    "too many bytes": (recorded(**{DATA: bytes_of({"x": torch.ones(1 << 21)}, "{}")}), "bytes, where"),
+    "another version": (headed(schema=1), "another version"),
+    "not a reply": (headed(kind="request"), "not a reply"),
+    "no number of samples": (headed(n="ten"), "a whole number is needed"),
+    "notes that are no numbers": (headed(notes={"x": "y"}), "notes are not numbers"),
+    "privacy that is no budget": (headed(privacy={"left": "much"}), "private replies"),
+    "no reply": (lacking, "does not reply to FedCal"),
+    "a number for a name": (recorded(client=7), "does not reply to FedCal"),
     "1e6 too large": (changed(lambda v: v * 1e6), "the others' about"),
-    "replayed": (replay(), "answers round"),
-    "of another federation": (said(federation="elsewhere"), "another federation"),
-    "another node's name": (said(site="hungarian"), "another node's name"),
+    "replayed": (replay(), "replies to another request"),
+    "to another request": (headed(to="elsewhere"), "replies to another request"),
+    "another node's name": (recorded(client="hungarian"), "another node's name"),
 }
 
 
 def model_of(make):
     """Arrays that `make` makes of the model's."""
 
-    def how(asked, reply):
+    def how(request, reply):
         if "arrays" in reply.content:
             reply.content["arrays"] = ArrayRecord({name: make(a) for name, a in reply.content["arrays"].items()})
         return reply
@@ -150,31 +179,31 @@ def test_on_the_frozen_model(fault):
         strategy.report()["fitted_by"] == strategy.report()["measured_by"] == ["cleveland", "hungarian", "switzerland"]
     )
     assert strategy.report()["restarts"] == 1
-    assert distance(strategy.calibration.params, without_va(config, arrays).params) == 0
+    assert distance(strategy.scaler.params, without_va(config, arrays).params) == 0
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_in_training(fault):
     """In the second training round: model and scaler are those of the other nodes in that round."""
     how, words = (replay() if fault == "replayed" else FAULTS[fault][0]), FAULTS[fault][1]
-    config = config_of("heart", "fedcal-literal")
+    config = config_of("heart", "fedcal-literal:hidden=4")
     once = {"n": 0}
 
-    def only_then(asked, reply):
+    def only_then(request, reply):
         once["n"] += 1
-        return how(asked, reply) if once["n"] <= (2 if fault == "replayed" else 1) else reply
+        return how(request, reply) if once["n"] <= (2 if fault == "replayed" else 1) else reply
 
     app = breaking("va", only_then, after=0 if fault == "replayed" else 1)
-    strategy, _ = flower(config, grid_of(config, app), hidden=4)
+    strategy, _ = flower(config, grid_of(config, app))
     (found,) = strategy.report()["faults"]
-    assert words in found["reason"] and found["round"] == 2
+    assert words in found["reason"] and (found["phase"], found["round"]) == ("training", 2)
     rounds = {r["round"]: r["took_part"] for r in strategy.report()["rounds"] if r["phase"] == "training"}
     assert rounds[2] == ["cleveland", "hungarian", "switzerland"]
     if fault == "dies or hangs":  # who let the time run out is not waited for again
         assert rounds[3] == rounds[2]
     else:
         assert len(rounds[3]) == 4
-    assert all(bool(torch.isfinite(v).all()) for v in strategy.calibration.params.values())
+    assert all(bool(torch.isfinite(v).all()) for v in strategy.scaler.params.values())
     assert strategy.metrics()["global"]["accuracy"] > 0.7
 
 
@@ -183,34 +212,50 @@ def test_in_training(fault):
     [
         ("labels", lambda v: -v, "'labels' holds a negative count"),
         ("squares", lambda v: -v, "'squares' is negative"),
-        ("newton/bias/all/hess", lambda v: -v, "'newton/bias/all/hess' has a negative second derivative"),
-        ("newton/bias/all/grad", lambda v: v + 1, "add up to 0"),
+        ("-1/hess", lambda v: -v, "'-1/hess' has a negative second derivative"),
+        ("-1/grad", lambda v: v + 1, "add up to 0"),
     ],
 )
 def test_sums_that_no_samples_can_give_are_refused(name, change, words):
     """The fit goes on with the other nodes, as if the liar had never been there."""
 
-    def how(asked, reply):
-        if ANSWER in reply.content and name in (content := unpack(reply.content[ANSWER])):
-            reply.content[ANSWER] = pack({**content, name: change(content[name])})
+    def how(request, reply):
+        if replies_to_a_request(reply):
+            tensors, header = unpack(reply.content[REPLY][DATA])
+            rewrite(reply, tensors | ({name: change(tensors[name])} if name in tensors else {}), header)
         return reply
 
     config = config_of("heart", "fed-bias")
     strategy, _ = flower(config, grid_of(config, breaking("va", how)))
     report = strategy.report()
     assert report["fitted_by"] == ["cleveland", "hungarian", "switzerland"]
-    assert all(words in fault["reason"] and "va's answer" in fault["reason"] for fault in report["faults"])
+    assert all(words in fault["reason"] and "va's reply" in fault["reason"] for fault in report["faults"])
     assert report["faults"]
 
 
 def test_sums_of_large_logits_are_not_too_far():
     """Two of four nodes make no mistake, so that their slopes are 0; the others' mistakes are of logits of 1e5."""
     slopes = {"a": [0.0, 0.0], "b": [0.0, 0.0], "c": [3e5, 2e9], "d": [2e5, 1e9]}
-    updates = {name: Update({"slope": torch.tensor(slope)}, 10) for name, slope in slopes.items()}
-    assert too_far(updates, get_method("fed-ts")) == {}
-    updates["d"] = Update({"slope": torch.tensor([2e15, 1e19])}, 10)
-    assert list(too_far(updates, get_method("fed-ts"))) == ["d"]
-    assert too_far(updates, get_method("fed-ts"), declared=["d"]) == {}
+    replies = {name: Reply({"slope": torch.tensor(slope)}, 10, "") for name, slope in slopes.items()}
+    assert outliers(replies, additive=True, known={}) == {}
+    replies["d"] = Reply({"slope": torch.tensor([2e15, 1e19])}, 10, "")
+    assert list(outliers(replies, additive=True, known={})) == ["d"]
+    assert outliers(replies, additive=True, known={"d": Known(10, 1e40)}) == {}
+
+
+@pytest.mark.parametrize("method", ["fed-ts", "fedcal-literal:hidden=4"])
+def test_logits_of_another_number_of_classes(method):
+    config = config_of("heart", method)
+
+    def logits(arrays, context, split):
+        z, y = task.logits(arrays, context, split)
+        return (torch.cat([z, z], dim=1) if context.node_config["name"] == "va" else z), y
+
+    app = ClientApp(mods=[calibration_mod(logits)])
+    app.train()(task.train)
+    strategy, _ = flower(config, grid_of(config, app))
+    assert all("va: logits of 4 classes, the federation has 2" in f["reason"] for f in strategy.report()["faults"])
+    assert strategy.report()["measured_by"] == ["cleveland", "hungarian", "switzerland"]
 
 
 @pytest.mark.parametrize(
@@ -266,24 +311,88 @@ def test_robust_averages_hold_where_the_mean_gives_way(robust):
     assert nll["held"] < nll["honest"] + 0.1 and nll["mean"] > nll["held"] + 0.1
 
 
-def test_killed_server_goes_on_from_its_checkpoint(tmp_path):
-    """Killed in training, and again in the middle of the fit; the nodes' state is lost each time."""
-    config = config_of("heart", "fedcal-plus")
+@pytest.mark.parametrize("method", ["fedcal-plus", "fedcal-literal:hidden=4,rounds=3", "fedcal:hidden=4,rounds=4"])
+def test_killed_server_goes_on_from_its_checkpoint(tmp_path, method):
+    """Killed in training, and again in the middle of the fit; the state of nodes that must not remember is lost each time."""
+    config = config_of("heart", method)
     whole, model = flower(config, grid_of(config))
-    strategy, arrays = whole, model
-    for rounds in (2, 30, 1000):
-        grid = grid_of(config, killing(4 * rounds))
+    last = sum(len(one["took_part"]) for one in whole.report()["rounds"] if one["phase"] == "calibration")
+    strategy, arrays, kept = whole, model, {}
+    for messages in (4 * 2, 4 + last // 2, 10_000):
+        grid = grid_of(config, killing(messages))
+        for node, context in grid.contexts.items():
+            context.state.update(kept.get(node, {}))
         try:
             strategy, arrays = flower(config, grid, folder=tmp_path)
         except SystemExit:
             assert (tmp_path / "checkpoint" / "training.safetensors").exists()
+        if method != "fedcal-plus":
+            kept = {node: dict(context.state) for node, context in grid.contexts.items()}
     assert strategy is not whole
-    assert distance(strategy.calibration.params, whole.calibration.params) == 0
+    assert distance(strategy.scaler.params, whole.scaler.params) == 0
     assert distance(arrays.to_torch_state_dict(), model.to_torch_state_dict()) == 0
     assert strategy.metrics() == whole.metrics()
-    said, once = ([(r["phase"], r["took_part"]) for r in one.report()["rounds"]] for one in (strategy, whole))
-    assert said == once  # also of the rounds before it was killed
+    ours, theirs = strategy.report(), whole.report()
+    for key in ("bytes_up", "bytes_down", "calibration_rounds", "training_rounds", "fitted_by", "faults"):
+        assert ours[key] == theirs[key], key  # also of the rounds before it was killed
+    for key in ("phase", "round", "took_part"):
+        assert [one[key] for one in ours["rounds"]] == [one[key] for one in theirs["rounds"]]
     assert (tmp_path / "scaler.safetensors").exists() and not (tmp_path / "checkpoint").exists()
+
+
+def test_the_latest_scalers_are_in_the_checkpoint(tmp_path):
+    """va takes part in the first round only; its scaler still counts after the server was killed in the third."""
+    config = config_of("heart", "fedcal-literal:hidden=4,average=latest")
+
+    def gone(request, reply):
+        return Message(Error(1, "out of memory"), reply_to=request)
+
+    whole, _ = flower(config, grid_of(config, breaking("va", gone, after=1)))
+    without, _ = flower(config, grid_of(config, breaking("va", gone)))
+    first = grid_of(config, killing(4 * 2 + 1, breaking("va", gone, after=1)))
+    with pytest.raises(SystemExit):
+        flower(config, first, folder=tmp_path)
+    second = grid_of(config, breaking("va", gone))
+    for node, context in second.contexts.items():
+        context.state.update(first.contexts[node].state)
+    again, _ = flower(config, second, folder=tmp_path)
+    assert distance(again.scaler.params, whole.scaler.params) == 0 < distance(whole.scaler.params, without.scaler.params)
+    assert list(again.scaler.params) == list(whole.scaler.params)
+    assert again.report()["bytes_up"] == whole.report()["bytes_up"]
+
+
+def test_a_round_that_is_in_the_log_alone_is_not_told_twice(tmp_path):
+    """Killed between the two files of a round: the log has the round already, the fit has not."""
+    config = config_of("heart", "fed-ts")
+    whole, _ = flower(config, grid_of(config))
+    with pytest.raises(SystemExit):
+        flower(config, grid_of(config, killing(4 * (ROUNDS + 3))), folder=tmp_path)
+    (tmp_path / "checkpoint" / "round-0-0003.safetensors").unlink()
+    again, _ = flower(config, grid_of(config), folder=tmp_path)
+    assert [one["round"] for one in again.report()["rounds"]] == [one["round"] for one in whole.report()["rounds"]]
+    assert again.report()["bytes_up"] == whole.report()["bytes_up"]
+
+
+def test_a_node_that_is_gone_when_the_server_comes_back_is_dropped(tmp_path):
+    """The sums of earlier rounds are of all four: the fit begins again with those that are left."""
+    config = config_of("heart", "fed-bias")
+    with pytest.raises(SystemExit):
+        flower(config, grid_of(config, killing(4 * (ROUNDS + 3))), folder=tmp_path)
+    grid = grid_of(config)
+    del grid.contexts[4]
+    strategy, arrays = flower(config, grid, folder=tmp_path)
+    assert strategy.report()["restarts"] == 1
+    assert distance(strategy.scaler.params, without_va(config, arrays).params) == 0
+
+
+def test_a_privacy_budget_outlives_the_server(tmp_path):
+    """Killed after its last round: the server asks nothing more."""
+    config = config_of("heart", "fed-ts")
+    privacy = Privacy(8.0, clip=5.0, rounds=3)
+    with pytest.raises(SystemExit):
+        flower(config, grid_of(config, killing(4 * (ROUNDS + 3))), folder=tmp_path, privacy=privacy)
+    strategy, _ = flower(config, grid_of(config), folder=tmp_path, privacy=privacy)
+    assert strategy.report()["privacy"]["releases"] == 3 == strategy.report()["calibration_rounds"]
 
 
 INNER = {
@@ -306,7 +415,7 @@ def test_a_strategys_own_state_is_in_the_checkpoint(tmp_path, inner):
     assert again.report()["training_rounds"] == ROUNDS
     assert len(again.report()["rounds"]) == len(whole.report()["rounds"])
     assert distance(arrays.to_torch_state_dict(), model.to_torch_state_dict()) == 0
-    assert distance(again.calibration.params, whole.calibration.params) == 0
+    assert distance(again.scaler.params, whole.scaler.params) == 0
 
 
 def test_settings_are_the_apps_and_another_strategys_state_is_refused(tmp_path):
@@ -348,22 +457,22 @@ def test_arrays_that_pytorch_has_not_are_left_out():
     assert list(told) == ["v_t"] and list(arrays) == ["v_t/0"]
 
 
-def killing(last):
+def killing(last, app=client_app):
     """The app; with its message number `last` the server dies."""
     left = {"n": last}
 
-    def app(message, context):
+    def until_then(message, context):
         left["n"] -= 1
         if left["n"] < 0:
             raise SystemExit  # LocalGrid takes what is an Exception for the node's own
-        return client_app(message, context)
+        return app(message, context)
 
-    return app
+    return until_then
 
 
 def test_a_checkpoint_of_another_method_is_refused(tmp_path):
     config, other = config_of("heart", "fed-ts"), config_of("heart", "fed-bias")
     with pytest.raises(SystemExit):
         flower(config, grid_of(config, killing(6)), folder=tmp_path)
-    with pytest.raises(FedCalError, match="another method"):
+    with pytest.raises(FedCalError, match="its method is 'fed-ts', not 'fed-bias'"):
         flower(other, grid_of(other), folder=tmp_path)
