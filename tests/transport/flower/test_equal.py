@@ -156,7 +156,7 @@ def test_a_node_goes_on_from_its_folder(tmp_path):
     for context in grid.contexts.values():
         context.state.clear()
     broken, _ = flower(config, grid)
-    assert {fault["name"] for fault in broken.report()["faults"]} == {"va"}
+    assert {fault["node"] for fault in broken.report()["faults"]} == {"4"}
     assert all("delete it" in fault["reason"] for fault in broken.report()["faults"])
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from transport.flower.help import config_of, distance, flower, grid_of
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'fedcal[flower]'")
@@ -13,11 +14,12 @@ from flwr.clientapp import ClientApp
 
 import fedcal
 from fedcal import FedCalError
+from fedcal.exact.prepared import ALL, Prepared
+from fedcal.exact.queries import LinearSums
 from fedcal.methods import get_method
 from fedcal.protocol.privacy import clipped
 from fedcal.transport.flower import LocalGrid, Privacy, calibration_mod, task
 from fedcal.transport.flower.secagg import secure_client, secure_fit
-from flower_help import config_of, distance, flower, grid_of
 
 K = 10
 
@@ -49,16 +51,16 @@ def test_noise_is_the_accountants(epsilon):
 
 def test_one_sample_moves_a_sum_by_the_clip_at_most():
     (z, y), method, policy = clients([40])[0], get_method("fed-bias"), Privacy(math.inf, clip=0.7)
-    question = {"newton/bias/all": torch.zeros(K + 1, dtype=torch.float64)}
+    query = LinearSums("bias", "full", {ALL: torch.zeros(K + 1, dtype=torch.float64)})
 
-    def answer(z, y):
-        update = method.client(question, {}, z, y, torch.Generator())
-        return policy.at_client(method, question, {}, (z, y), torch.Generator(), update)
+    def reply(z, y):
+        samples = Prepared(lambda: (z, y))
+        return policy.at_client(method, query, samples, {}, method.reply(query, samples, {}))
 
-    whole = torch.cat([v.flatten() for v in answer(z, y).values()])
+    whole = torch.cat([v.flatten() for v in reply(z, y).values()])
     for i in range(len(y)):
         keep = torch.arange(len(y)) != i
-        less = torch.cat([v.flatten() for v in answer(z[keep], y[keep]).values()])
+        less = torch.cat([v.flatten() for v in reply(z[keep], y[keep]).values()])
         assert float((whole - less).norm()) <= 0.7 + 1e-9
     assert distance(clipped({"a": torch.tensor([3.0, 4.0])}, 1.0), {"a": torch.tensor([0.6, 0.8])}) < 1e-6
     assert clipped({"a": torch.tensor([0.3])}, 1.0) == {"a": torch.tensor([0.3])}
@@ -82,7 +84,7 @@ def test_central_and_local_without_noise_are_the_clipped_fit(unit):
     app.train()(task.train)
     local, _ = flower(config, grid_of(config, app))
     for one in (central, local):
-        assert distance(exact.calibration.params, one.calibration.params) < 1e-9
+        assert distance(exact.scaler.params, one.scaler.params) < 1e-9
 
 
 def test_central_privacy_is_reported_and_its_rounds_are_kept():
@@ -91,7 +93,7 @@ def test_central_privacy_is_reported_and_its_rounds_are_kept():
     report = strategy.report()
     assert report["calibration_rounds"] == 6 == report["privacy"]["releases"]
     assert report["privacy"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
-    assert 0.05 <= float(strategy.calibration.params["temperature"]) <= 20
+    assert 0.05 <= float(strategy.scaler.params["temperature"]) <= 20
 
 
 def test_noised_sums_are_not_taken_for_lies():
@@ -147,8 +149,21 @@ def test_secure_aggregation_is_the_exact_fit(method):
     assert grid.sent == 4 * 6 * about["protocol_rounds"]
 
 
+def test_secure_aggregation_of_fedcal_plus():
+    """Its requests carry all that a reply needs, so that nodes which keep nothing can reply."""
+    data = clients([60, 80, 120])
+    grid = LocalGrid(
+        secure_client(lambda c: data[int(c.node_config["partition-id"])]), [{"partition-id": i} for i in range(3)]
+    )
+    found, _ = secure_fit(grid, "fedcal-plus", K)
+    exact = fedcal.calibrate(data, "fedcal-plus")
+    assert list(found.params) == list(exact.params)
+    logits = torch.cat([z for z, _ in data])
+    assert float((found.predict_proba(logits) - exact.predict_proba(logits)).abs().max()) < 1e-4
+
+
 def test_secure_aggregation_shows_no_nodes_own_sums():
-    """Nothing that leaves a node is near its answer: masked vectors look uniform."""
+    """Nothing that leaves a node is near its reply: masked vectors look uniform."""
     data, seen = clients(), []
     app = secure_client(lambda c: data[int(c.node_config["partition-id"])])
 
@@ -171,7 +186,6 @@ def test_secure_aggregation_shows_no_nodes_own_sums():
     ("method", "nodes", "words"),
     [
         ("fedcal", 4, "does not only add"),
-        ("fedcal-plus", 4, "choose fed-bias"),
         ("fed-ts", 2, "3 to 64"),
     ],
 )
