@@ -272,7 +272,7 @@ def _fit(record: Recording, name: str) -> Calibration:
     if not isinstance(method(name), FedCal):
         own, options = plain_name(name)
         return calibrate(record.samples(), own, seed=seed, **options)
-    state = begin(method(name), record.n_classes, seed, plain_name(name)[0])  # all clients' nets at once
+    state = begin(method(name), record.n_classes, seed)  # all clients' nets at once
     if method(name).schedule == "interleaved":
         for t in range(1, record.config.rounds + 1):
             calibration_rounds([state], [record.round(t, KEEP)], [seed])

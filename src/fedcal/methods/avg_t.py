@@ -19,6 +19,7 @@ from fedcal.methods.method import Averaged, Update, mean
 class AvgT(Averaged):
     leaves = "one temperature"
 
+    name: str = "avg-t"
     summary: str = "mean of the clients' temperatures"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:

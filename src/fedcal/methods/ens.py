@@ -17,6 +17,7 @@ from fedcal.methods.method import Averaged, Update
 class Ens(Averaged):
     leaves = "one temperature"
 
+    name: str = "ens"
     summary: str = "mean of the clients' temperature-scaled probabilities"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:

@@ -16,15 +16,17 @@ from fedcal.exact.answers import ALL
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import FITTING, TOWARDS, fit_linear, start
-from fedcal.methods.method import Additive
+from fedcal.methods.method import Additive, option
 
 
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
 
-    family: Literal["bias", "vector", "matrix"] = "bias"
-    ridge: float = 0.1  # towards no bias; for vector and matrix, towards the bias fit
+    name: str = "fed-bias"
+    summary: str = "temperature and class bias, exactly, from sums"
+    family: Literal["bias", "vector", "matrix"] = option("bias", "What is fitted beside the temperature.")
+    ridge: float = option(0.1, "Pull towards no bias; of vector and matrix, towards the bias fit.", low=0)
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

@@ -17,16 +17,21 @@ from fedcal.exact.answers import ALL
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_beta, fit_linear, histogram, start
 from fedcal.methods.fed_linear import first_stage
-from fedcal.methods.method import Additive
+from fedcal.methods.method import Additive, option
 
 
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss, gradient and Hessian; a histogram of confidences"
 
-    kind: Literal["beta", "hist"] = "beta"
-    lift: Literal["temperature", "top"] = "temperature"
-    pseudo: float = 100.0  # hist: samples a bin that pull it to the identity
+    name: str = "fed-beta"
+    summary: str = "temperature, then a beta map of the top confidence"
+    kind: Literal["beta", "hist"] = option("beta", "The map of the top confidence: a beta map, or a histogram.")
+    lift: Literal["temperature", "top"] = option(
+        "temperature",
+        "How the mapped confidence is reached: by each sample's own temperature, or by its top logit alone.",
+    )
+    pseudo: float = option(100.0, "hist: samples per bin that pull it towards the identity.", low=0)
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

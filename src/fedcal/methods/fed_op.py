@@ -16,7 +16,7 @@ from fedcal.base.logits import BLOCK, Params
 from fedcal.base.seeds import torch_rng
 from fedcal.exact.answers import Site, sum_of
 from fedcal.exact.solve import Program
-from fedcal.methods.method import Additive, Update
+from fedcal.methods.method import Additive, Update, option
 from fedcal.nets.mlp import init_mlp, order_preserving, unflatten
 from fedcal.nets.train import Adam
 
@@ -25,12 +25,13 @@ from fedcal.nets.train import Adam
 class FedOP(Additive):
     leaves = "sums of loss and gradient of a K-H-H-K net"
 
+    name: str = "fed-op"
     summary: str = "one order-preserving net by summed gradients"
-    rounds: int = 300
-    hidden: int = 16
-    lr: float = 1e-2
-    weight_decay: float = 1e-2
-    patience: int = 30
+    rounds: int = option(300, "Rounds at most.", low=1)
+    hidden: int = option(16, "Units of a hidden layer of the net.", low=1)
+    lr: float = option(1e-2, "Adam's learning rate.", above=0)
+    weight_decay: float = option(1e-2, "Weight decay of the net.", low=0)
+    patience: int = option(30, "Stop after so many rounds without a lower loss on the samples kept back.", low=1)
 
     def program(self, n_classes: int) -> Program:
         net = init_mlp(n_classes, self.hidden, torch_rng(0, "fed-op"))

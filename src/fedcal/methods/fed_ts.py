@@ -17,6 +17,7 @@ from fedcal.methods.method import Additive
 class FedTS(Additive):
     leaves = "two sums: slope and curvature"
 
+    name: str = "fed-ts"
     summary: str = "the pooled temperature, exactly, from sums"
 
     def program(self, n_classes: int) -> Program:

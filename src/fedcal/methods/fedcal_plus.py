@@ -43,7 +43,7 @@ from fedcal.exact.stages import (
     start,
 )
 from fedcal.methods.fed_linear import first_stage
-from fedcal.methods.method import Additive, Update
+from fedcal.methods.method import Additive, Update, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
 N_CHOOSE = 50_000  # samples that are enough to choose on; what is chosen is fitted on all of them
@@ -54,11 +54,17 @@ MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all th
 class FedCalPlus(Additive):
     leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
 
+    name: str = "fedcal-plus"
     summary: str = "linear map and confidence map by cross-fitting, from sums"
-    accuracy: Literal["improve", "keep"] = "improve"
-    informed: bool = True  # keep: let the best linear map speak for the confidence, though not for the order
-    prior_shift: bool | None = (
-        None  # at clients, shift to their own label distribution; None: where accuracy may improve
+    accuracy: Literal["improve", "keep"] = option(
+        "improve",
+        "Whether calibration may change the model's decisions (improve), or leaves every one as it is (keep).",
+    )
+    informed: bool = option(
+        True, "keep: take the confidence from the best linear map, and not from the temperature alone."
+    )
+    prior_shift: bool | None = option(
+        None, "Shift each client's scaler to its own label distribution; none: only if accuracy is improve."
     )
 
     def program(self, n_classes: int) -> Program:

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from fedcal.base.logits import Params, keep_order
 from fedcal.exact.temperature import T_MAX, T_MIN, fit_temperature
-from fedcal.methods.method import Averaged, Update, mean
+from fedcal.methods.method import ROUNDS, Averaged, Update, mean, option
 
 
 @dataclass(frozen=True)
 class LRTS(Averaged):
     leaves = "a linear model's K + 1 numbers"
 
+    name: str = "lr-ts"
     summary: str = "temperature predicted from the logits by a linear model (FedAvg)"
-    rounds: int = 20
+    rounds: int = option(20, ROUNDS, low=0)
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return {

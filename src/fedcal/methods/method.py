@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,20 +35,30 @@ class Update:
     notes: dict[str, float] = field(default_factory=dict)
 
 
+ROUNDS = "Rounds of all clients on the final model; of an interleaved method, in addition to the training rounds."
+FIT_ON = "The samples that a client fits on: its held-out calibration split, or its training data."
+
+
+def option(default: Any, help: str, **rules: float) -> Any:
+    """A field that users may set: its default, one line of meaning, and for numbers the bounds (`low`, `above`)."""
+    return field(default=default, metadata={"help": help, "rules": {**rules, "high": 10**9} if rules else {}})
+
+
 @dataclass(frozen=True)
 class Method(ABC):
-    """A method's shape. Subclasses are final; their fields are the method's options."""
+    """A method's shape. Subclasses are final; those of their fields that are made by `option` are the method's options."""
 
     leaves: ClassVar[str]  # what leaves a client
     additive: ClassVar[bool] = False  # the server only adds updates up: secure aggregation can do that
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
 
+    name: str = ""  # in METHODS
     summary: str = ""
-    schedule: Literal["interleaved", "post-hoc"] = "post-hoc"  # within Algorithm 1, or on the frozen final model only
-    rounds: int = 1  # rounds over all clients on the frozen final model (after an interleaved run: additional ones)
-    logits_of: Literal["local", "received"] = "local"  # interleaved: the model whose logits a client fits on
-    fit_on: Literal["held-out", "train"] = "held-out"  # the client's samples to fit on
-    average: Literal["round", "latest"] = "round"  # the server hears this round's clients, or each one's latest word
+    schedule: Literal["interleaved", "post-hoc"] = "post-hoc"
+    rounds: int = 1
+    logits_of: Literal["local", "received"] = "local"
+    fit_on: Literal["held-out", "train"] = "held-out"
+    average: Literal["round", "latest"] = "round"
 
     @abstractmethod
     def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
@@ -72,6 +82,19 @@ class Method(ABC):
 class Averaged(Method):
     """The clients' scalers are combined by the server: the paper's family."""
 
+    schedule: Literal["interleaved", "post-hoc"] = option(
+        "post-hoc",
+        "Fit within the training rounds (interleaved, as Algorithm 1), or on the final model only (post-hoc).",
+    )
+    rounds: int = option(1, ROUNDS, low=0)
+    logits_of: Literal["local", "received"] = option(
+        "local", "interleaved: fit on logits of the client's locally trained model, or of the model that it received."
+    )
+    fit_on: Literal["held-out", "train"] = option("held-out", FIT_ON)
+    average: Literal["round", "latest"] = option(
+        "round", "Average the scalers of this round's clients, or the latest scaler of every client."
+    )
+
     @abstractmethod
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         """The server's starting scaler."""
@@ -91,7 +114,8 @@ class Additive(Method):
 
     additive = True
 
-    rounds: int = 1000  # at most; the program says when it is done
+    rounds: int = option(1000, "Rounds at most; the fit stops by itself when it is done.", low=1)
+    fit_on: Literal["held-out", "train"] = option("held-out", FIT_ON)
 
     @abstractmethod
     def program(self, n_classes: int) -> Program:

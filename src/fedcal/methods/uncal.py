@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +16,13 @@ from fedcal.methods.method import Averaged, Update
 class Uncal(Averaged):
     leaves = "nothing"
 
+    name: str = "uncal"
     summary: str = "no calibration"
     rounds: int = 0
+    schedule: Literal["post-hoc"] = "post-hoc"  # nothing is fitted, so that this and the rest are no options
+    logits_of: Literal["local"] = "local"
+    fit_on: Literal["held-out"] = "held-out"
+    average: Literal["round"] = "round"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return {}

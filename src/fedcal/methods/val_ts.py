@@ -17,6 +17,7 @@ class ValTS(Averaged):
     leaves = "every calibration logit and label"
     needs_pooled_data = True
 
+    name: str = "val-ts"
     summary: str = "temperature on the pooled calibration data (a reference)"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from fedcal.base.checks import (
     as_logits,
     check_kind,
     check_labels,
-    check_value,
     check_whole,
     look_like_probs,
     warn_of_probs,
@@ -55,7 +54,6 @@ class Calibration:
     notes: Counter[str] = field(default_factory=Counter)  # summed over updates
     updates: int = 0
     n_classes: int = 0  # K of the logits that it takes; 0: not known
-    name: str = ""  # the method's, in METHODS
     classes: tuple[Any, ...] = ()  # the label of each column; empty: labels are the columns' numbers
     probs: bool | None = None  # whether it takes probabilities (True) or logits (False); None: logits, nobody said so
 
@@ -67,6 +65,11 @@ class Calibration:
             f"<Calibration {self.name or type(self.method).__name__}: {kind} of {self.n_classes} classes{clients}"
             f"{cost if self.rounds else ''}>"
         )
+
+    @property
+    def name(self) -> str:
+        """The method's, in METHODS."""
+        return self.method.name
 
     @property
     def done(self) -> bool:
@@ -125,12 +128,9 @@ class Calibration:
 
 
 @one_thread()
-def begin(method: Method, n_classes: int, seed: int, name: str = "") -> Calibration:
-    """The server's start: the same first net for every method of a run, so that ablations differ in one thing.
-
-    `name` is the method's in METHODS; a calibration without one cannot be saved.
-    """
-    state = Calibration(method, {}, n_classes=n_classes, name=name)
+def begin(method: Method, n_classes: int, seed: int) -> Calibration:
+    """The server's start: the same first net for every method of a run, so that ablations differ in one thing."""
+    state = Calibration(method, {}, n_classes=n_classes)
     if isinstance(method, Averaged):
         state.params = method.init(n_classes, torch_rng(seed, "scaler"))
     elif isinstance(method, Additive):
@@ -302,17 +302,18 @@ def calibrate(
     Args:
         clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them. (N,) scores
             are of two classes: class 1 is the likelier, the higher its score.
-        method: see `fedcal methods`.
+        method: a name (see `fedcal methods`), or a name with options, such as "fedcal-plus:accuracy=keep".
         rounds: rounds in which all clients take part; the method's own number if not given.
         stream: read `clients`, a mapping, anew in every round, client by client, and keep nothing of them: memory stays flat
             however many there are. A client's own scaler is then made on demand, by `welcome`.
         probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
         classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
             strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
-        options: the method's options, e.g. `accuracy="keep"` for fedcal-plus, which leaves every decision of the model as it
-            is (add `prior_shift=True` for clients' own scalers that may move theirs), or `net="raw"` for fedcal.
+        options: the method's options (see `fedcal methods NAME`), e.g. `accuracy="keep"` for fedcal-plus, which leaves every
+            decision of the model as it is (add `prior_shift=True` for clients' own scalers that may move theirs), or
+            `net="raw"` for fedcal.
     """
-    chosen = check_method(method, options)
+    chosen = get_method(method, **options)
     rounds = chosen.rounds if rounds is None else check_whole(rounds, "rounds", low=0)
     seed = check_whole(seed, "seed", low=0)
     kind = check_kind(probs)
@@ -327,7 +328,7 @@ def calibrate(
     if kind is None and suspect:
         warn_of_probs()
         kind = False  # said once
-    state = begin(chosen, n_classes, seed, method)
+    state = begin(chosen, n_classes, seed)
     state.probs, state.classes = kind, name_columns(found)
     for _ in range(rounds):
         if state.done:
@@ -340,20 +341,6 @@ def calibrate(
             f"{method} was not done after {counted(rounds, 'round')}: leave rounds out, it knows when to stop"
         )
     return state
-
-
-def check_method(name: Any, options: dict[str, Any]) -> Method:
-    """The method, once its options are known to be of the right kind."""
-    if not isinstance(name, str):
-        raise FedCalError(f"method must be a name (see `fedcal methods`), not {name!r}")
-    method = get_method(name, **options)
-    hints = get_type_hints(type(method)) if options else {}
-    for option, value in options.items():
-        try:
-            check_value(option, value, hints[option], {"low": 1} if hints[option] is int else {})
-        except FedCalError as error:
-            raise FedCalError(f"{name}: {error}") from None
-    return method
 
 
 def name_clients(clients: Any) -> dict[str, tuple[Any, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from fedcal.base.checks import check_kind
 from fedcal.base.labels import check_classes
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
 from fedcal.errors import FedCalError
-from fedcal.methods import METHODS, Method, get_method
-from fedcal.nets.train import Training
+from fedcal.methods import method_from_json, method_to_json
 from fedcal.protocol.rounds import Calibration
 
 SCHEMA = 1
@@ -21,12 +19,9 @@ SCHEMA = 1
 
 def save_scaler(path: str | Path, calibration: Calibration) -> None:
     """Write what is needed to serve."""
-    if calibration.name not in METHODS:
-        raise FedCalError(f"a scaler file needs its method's name: {calibration.name!r} is none of fedcal's methods")
     about = {
         "schema": SCHEMA,
-        "method": calibration.name,
-        "options": asdict(calibration.method),
+        **method_to_json(calibration.method),
         "n_classes": calibration.n_classes,
         "classes": list(calibration.classes),
         "probs": calibration.probs,
@@ -38,20 +33,16 @@ def save_scaler(path: str | Path, calibration: Calibration) -> None:
 def load_scaler(path: str | Path) -> Calibration:
     """A calibration that serves as the saved one did."""
     tensors, about = read_tensors(Path(path))
-    if (
-        about.get("schema") != SCHEMA
-        or about.get("method") not in METHODS
-        or not isinstance(about.get("options"), dict)
-    ):
+    if about.get("schema") != SCHEMA or "method" not in about:
         raise FedCalError(
             f"{path} is not a scaler that this fedcal knows: write it anew with `fedcal calibrate` or `run`"
         )
     try:
-        method = method_of(about["method"], about["options"])
+        method = method_from_json(about)
         own = {client: unnest(_under(client), tensors) for client in about["clients"]}
         classes, probs = _check_about(about)
         found = Calibration(method, unnest("global", tensors), own, n_classes=int(about["n_classes"]))
-        found.name, found.classes, found.probs = about["method"], classes, probs
+        found.classes, found.probs = classes, probs
         return found
     except (KeyError, TypeError, ValueError) as error:
         raise FedCalError(f"{path} is damaged ({error}): write it anew") from None
@@ -63,14 +54,6 @@ def _check_about(about: dict[str, Any]) -> tuple[tuple[Any, ...], bool | None]:
     if not isinstance(classes, list):
         raise TypeError("classes")
     return tuple(check_classes(classes, int(about["n_classes"])).tolist() if classes else ()), probs
-
-
-def method_of(name: str, options: dict[str, Any]) -> Method:
-    """A method from its name and `asdict` of it, as files hold them."""
-    options = dict(options)
-    if isinstance(options.get("training"), dict):
-        options["training"] = Training(**options["training"])
-    return get_method(name, **options)
 
 
 def scaler_tensors(calibration: Calibration) -> dict[str, Tensor]:

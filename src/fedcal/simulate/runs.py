@@ -25,6 +25,7 @@ from fedcal.errors import FedCalError
 from fedcal.measure.paired import Paired
 from fedcal.measure.tally import Tally, over_clients, pooled
 from fedcal.methods.method import n_bytes
+from fedcal.methods.spec import file_name
 from fedcal.protocol.rounds import Calibration
 from fedcal.protocol.scaler_file import save_scaler
 from fedcal.simulate import federation
@@ -228,7 +229,7 @@ def _save(folder: Path, state: Federation, results: Results) -> None:
     about = {"schema": SCHEMA, "model": config.model, "classes": list(state.classes), "round": state.round}
     write_tensors(folder / "model.safetensors", {k: v.cpu() for k, v in state.model.state_dict().items()}, about)
     for name, calibration in state.calibrations.items():
-        save_scaler(folder / "scalers" / f"{name}.safetensors", calibration)
+        save_scaler(folder / "scalers" / f"{file_name(name)}.safetensors", calibration)
     write_json(folder / "results.json", results)
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
