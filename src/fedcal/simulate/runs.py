@@ -4,7 +4,7 @@ RUN/config.json           what was asked for
 RUN/rounds.jsonl          a line a round: loss, accuracy, ECE, clients, seconds
 RUN/results.json          every method's metrics (schema below), the label table, costs
 RUN/model.safetensors     the final global model
-RUN/scalers/NAME.safetensors   each method's global scaler and the clients' own ones
+RUN/scalers/METHOD.safetensors   each method's global scaler and the clients' own ones
 RUN/report.html           the same in pictures
 RUN/checkpoint.safetensors     only while the run is unfinished
 """
@@ -24,6 +24,7 @@ from fedcal.base.store import append_line, read_json, write_bytes, write_json, w
 from fedcal.errors import FedCalError
 from fedcal.measure.paired import Paired
 from fedcal.measure.tally import Tally, over_clients, pooled
+from fedcal.methods import method_to_json
 from fedcal.methods.method import n_bytes
 from fedcal.methods.spec import file_name
 from fedcal.protocol.rounds import Calibration
@@ -91,9 +92,10 @@ def run(
 
 
 def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]], paired: Paired | None = None) -> Results:
-    """results.json: `methods.NAME.{global,local,own}.METRIC` as fractions; undefined ones are null.
+    """results.json: `methods.SPEC.{global,local,own}.METRIC` as fractions; undefined ones are null.
 
-    `methods.NAME.global.ece_against.OTHER` is NAME's ECE less OTHER's on the same samples, with its 95 % interval:
+    SPEC is a method with its options, such as "fedcal-plus:accuracy=keep". `methods.SPEC.global.ece_against.OTHER` is its
+    ECE less OTHER's on the same samples, with its 95 % interval:
     [difference, low, high]. It is empty where the samples were not looked at together.
     """
     config, names = state.config, [c.name for c in state.clients]
@@ -101,6 +103,7 @@ def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]], pai
     for name, found in tallies.items():
         calibration, whole = state.calibrations[name], pooled(found["local"])
         methods[name] = {
+            **method_to_json(calibration.method),
             "summary": calibration.method.summary,
             "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(paired, name)},
             "local": over_clients(names, found["local"]),

@@ -191,7 +191,7 @@ def merge(scaler: Path, parts: list[Path], out: Path) -> list[str]:
     whole = load_scaler(scaler)
     for path in parts:
         part = load_scaler(path)
-        if part.name != whole.name or digest(part.params) != digest(whole.params):
+        if part.method != whole.method or digest(part.params) != digest(whole.params):
             raise FedCalError(f"{path}: not a part of {scaler}: its global scaler is another one")
         whole.own |= part.own
     save_scaler(out, whole)
