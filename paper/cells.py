@@ -41,7 +41,8 @@ from fedcal.simulate.runs import finite
 from paper.recording import Recording, write_final, write_round
 
 KEEP = "local/train"  # what Algorithm 1 as printed is fitted on
-METHOD_NAMES = (*METHODS, "fedcal-plus-keep")  # the flagship in both modes
+SPECS = {"fedcal-plus-keep": "fedcal-plus:accuracy=keep"}  # the results' own name for the flagship's second mode
+METHOD_NAMES = (*METHODS, *SPECS)
 
 Say = Callable[[str], None]
 
@@ -60,14 +61,9 @@ def name_of(config: Config) -> str:
     return "-".join((*parts, f"s{config.seed}"))
 
 
-def plain_name(name: str) -> tuple[str, dict[str, Any]]:
-    """A method's own name and its options: the flagship has a name here for each of its modes."""
-    return ("fedcal-plus", {"accuracy": "keep"}) if name == "fedcal-plus-keep" else (name, {})
-
-
 def method(name: str) -> Method:
-    own, options = plain_name(name)
-    return get_method(own, **options) if options else METHODS[own]
+    """The method that a name in the results, or a spec, stands for."""
+    return get_method(SPECS.get(name, name))
 
 
 # --- training ------------------------------------------------------------------------------------------------------
@@ -226,7 +222,7 @@ def _at_once(task: Callable[..., str], *args: Any) -> Future[str]:
 def possible(folder: Path, names: Sequence[str]) -> list[str]:
     """Those of the methods that the cell was recorded for: what runs within training rounds needs the rounds."""
     asked = read_tensors(folder / "final.safetensors")[1]["methods"]
-    return [name for name in names if plain_name(name)[0] in asked]
+    return [name for name in names if method(name).name in asked]
 
 
 def _finished(folder: Path, results: Path, names: Sequence[str]) -> bool:
@@ -258,7 +254,7 @@ def fit_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
 
 def about(record: Recording) -> dict[str, Any]:
     """Which federation that is, and how it was trained."""
-    config = {key: value for key, value in record.config.to_dict().items() if not key.startswith("scaler_")}
+    config = record.config.to_dict()
     trained = ("seconds", "together", "ms_a_step", "commit", "device", "torch")
     return {
         "name": record.folder.name,
@@ -270,9 +266,8 @@ def about(record: Recording) -> dict[str, Any]:
 def _fit(record: Recording, name: str) -> Calibration:
     seed = record.config.seed
     if not isinstance(method(name), FedCal):
-        own, options = plain_name(name)
-        return calibrate(record.samples(), own, seed=seed, **options)
-    state = begin(method(name), record.n_classes, seed, plain_name(name)[0])  # all clients' nets at once
+        return calibrate(record.samples(), SPECS.get(name, name), seed=seed)
+    state = begin(method(name), record.n_classes, seed)  # all clients' nets at once
     if method(name).schedule == "interleaved":
         for t in range(1, record.config.rounds + 1):
             calibration_rounds([state], [record.round(t, KEEP)], [seed])

@@ -37,7 +37,9 @@ def modules() -> dict[str, ast.Module]:
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = ["fedcal", *path.relative_to(ROOT).with_suffix("").parts]
-        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)] = ast.parse(path.read_text())
+        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)] = ast.parse(
+            path.read_text()
+        )
     return found
 
 

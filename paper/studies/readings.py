@@ -23,25 +23,17 @@ from fedcal.data import Dataset, load
 from fedcal.measure.tally import over_clients, pooled
 from fedcal.methods import METHODS, Method
 from fedcal.methods.fedcal import FedCal
-from fedcal.nets.train import Training
 from fedcal.protocol.rounds import begin
 from fedcal.simulate import federation
 
-GENTLE = Training(lr=1e-3, steps=50, weight_decay=1e-2)
 BASE = FedCal(
     schedule="interleaved",
     net="sorted",
     logits_of="received",
     fit_on="held-out",
     start="matched",
-    training=GENTLE,
     rounds=0,
 )
-
-
-def trained(base: FedCal, **changes: float) -> FedCal:
-    return replace(base, training=replace(base.training, **changes))
-
 
 READINGS: dict[str, Method] = {
     "uncal": METHODS["uncal"],
@@ -63,11 +55,11 @@ READINGS: dict[str, Method] = {
     "latest of every client": replace(BASE, average="latest"),
     "by samples": replace(BASE, weights="samples"),
     "hidden 8": replace(BASE, hidden=8),
-    "lr 1e-2": trained(BASE, lr=1e-2),
-    "lr 1e-4": trained(BASE, lr=1e-4),
-    "decay 1": trained(BASE, weight_decay=1.0),
-    "10 steps": trained(BASE, steps=10),
-    "200 steps": trained(BASE, steps=200, patience=40),
+    "lr 1e-2": replace(BASE, lr=1e-2),
+    "lr 1e-4": replace(BASE, lr=1e-4),
+    "decay 1": replace(BASE, weight_decay=1.0),
+    "10 steps": replace(BASE, steps=10),
+    "200 steps": replace(BASE, steps=200, patience=40),
     "+ 10 rounds on the final model": replace(BASE, rounds=10),
     "+ 30 rounds on the final model": replace(BASE, rounds=30),
     "from global, + 30 rounds": replace(BASE, start="global", rounds=30),
@@ -75,7 +67,7 @@ READINGS: dict[str, Method] = {
     "raw, from global, + 30 rounds": replace(BASE, net="raw", start="global", rounds=30),
     "post-hoc only, 30 rounds": replace(BASE, schedule="post-hoc", rounds=30),
     "post-hoc only, 30 rounds from global": replace(BASE, schedule="post-hoc", rounds=30, start="global"),
-    "post-hoc from global, lr 1e-2": trained(replace(BASE, schedule="post-hoc", rounds=30, start="global"), lr=1e-2),
+    "post-hoc from global, lr 1e-2": replace(replace(BASE, schedule="post-hoc", rounds=30, start="global"), lr=1e-2),
     "plain net": replace(BASE, net="plain"),
 }
 

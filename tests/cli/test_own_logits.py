@@ -130,9 +130,9 @@ def test_the_same_seed_gives_the_same_bytes(place: Path, capsys: pytest.CaptureF
 
 
 def test_options_reach_the_method(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command(capsys, "calibrate siteA.npz siteB.csv --accuracy keep --option informed=false --out cal -q")
+    command(capsys, "calibrate siteA.npz siteB.csv --method fedcal-plus:accuracy=keep,informed=false --out cal -q")
     options = json.loads(Path("cal/summary.json").read_text())["options"]
-    assert (options["accuracy"], options["informed"]) == ("keep", False)
+    assert options == {"accuracy": "keep", "informed": False}
     scaler = load_scaler("cal/scaler.safetensors")
     assert np.array_equal(scaler.predict_proba(draw(9)[0]).argmax(1), draw(9)[0].argmax(1))
 
@@ -238,10 +238,14 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "parquet damaged": (text("hello", "x.parquet"), "calibrate x.parquet --out new", "cannot be read as Parquet"),
     "method unknown": (npz(), CAL + " --method fedcla", "did you mean 'fedcal'?"),
     "method of training": (npz(), CAL + " --method fedcal-literal", "fitted while a model is trained"),
-    "option unknown": (npz(), CAL + " --option hiden=3", "unknown option 'hiden'"),
-    "option without value": (npz(), CAL + " --option informed", "expected NAME=VALUE"),
-    "option of other kind": (npz(), CAL + " --option informed=3", "informed must be bool, not 3"),
-    "accuracy unknown": (npz(), CAL + " --accuracy kep", "unknown accuracy 'kep': did you mean 'keep'?"),
+    "option unknown": (npz(), CAL + " --method fedcal:hiden=3", "unknown option 'hiden'"),
+    "option without value": (npz(), CAL + " --method fedcal-plus:informed", "option 'informed' has no value"),
+    "option of other kind": (npz(), CAL + " --method fedcal-plus:informed=3", "informed must be true or false"),
+    "accuracy unknown": (
+        npz(),
+        CAL + " --method fedcal-plus:accuracy=kep",
+        "unknown accuracy 'kep': did you mean 'keep'?",
+    ),
     "out taken": (npz(), "calibrate x.npz --out ts", "ts/scaler.safetensors exists"),
     "apply other K": (npz(logits=draw(0, k=4)[0]), "apply ts/scaler.safetensors x.npz --out p.npz", "4 classes for a"),
     "apply unknown client": (

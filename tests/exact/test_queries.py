@@ -46,7 +46,10 @@ def every_query() -> dict[str, SumQuery]:
     found["score"] = Score((fold_map, FoldMap("temperature", dict(reversed(scales.items())))))
     for model_top in (False, True):
         view = View(fold_map, model_top)
-        found |= {f"histogram {model_top}": Histogram(view), f"beta {model_top}": BetaSums(view, {ALL: identity, 1: identity})}
+        found |= {
+            f"histogram {model_top}": Histogram(view),
+            f"beta {model_top}": BetaSums(view, {ALL: identity, 1: identity}),
+        }
         maps = CompareMaps(view, dict.fromkeys(range(5), identity), (dict.fromkeys(range(5), knots),))
         found[f"maps {model_top}"] = maps
     prior, alpha = torch.full((K,), 1 / K, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64)

@@ -24,7 +24,7 @@ def clients(seed, sizes, k=5):
 
 @pytest.mark.parametrize("name", ["fedcal", "fedcal-literal", "fedcal-no-wm", "fedcal-small", "fedcal-no-op"])
 def test_rounds_of_two_federations_equal_rounds_of_each(name):
-    method = replace(METHODS[name], training=Training(lr=0.01, steps=40))
+    method = replace(METHODS[name], lr=0.01, steps=40)
     sizes = ([120, 40, 7, 300], [60, 90])  # 7: too few to be split
     samples = [clients(seed, some) for seed, some in enumerate(sizes)]
     together = [begin(method, 5, seed) for seed in (0, 1)]

@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 import torch
-import toy_transport
 from numpy.random import default_rng
 
 import fedcal
+import toy_transport
 
 
 @pytest.mark.parametrize("method", ["fedcal-plus", "fedcal-no-wm:rounds=3"])

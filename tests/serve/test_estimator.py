@@ -135,8 +135,19 @@ def test_classes():
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "keep elsewhere": (lambda: FederatedCalibrator("fed-ts", accuracy="keep").fit([A]), "is for fedcal-plus"),
-    "accuracy": (lambda: FederatedCalibrator(accuracy="raise").fit([A]), "improve, keep"),
+    "keep elsewhere": (
+        lambda: FederatedCalibrator("fed-ts", accuracy="keep").fit([A]),
+        "fed-ts: unknown option 'accuracy'",
+    ),
+    "accuracy twice": (
+        lambda: FederatedCalibrator(accuracy="keep", options={"accuracy": "keep"}).fit([A]),
+        "accuracy is given twice",
+    ),
+    "accuracy in the spec too": (
+        lambda: FederatedCalibrator("fedcal-plus:accuracy=keep", accuracy="keep").fit([A]),
+        "'accuracy' is given twice",
+    ),
+    "accuracy": (lambda: FederatedCalibrator(accuracy="raise").fit([A]), "unknown accuracy 'raise'"),
     "method": (lambda: FederatedCalibrator("fed-tz").fit([A]), "did you mean 'fed-ts'"),
     "option": (lambda: FederatedCalibrator("fedcal", options={"hiden": 8}).fit([A]), "hidden"),
     "options": (lambda: FederatedCalibrator(options=[1]).fit([A]), "mapping"),

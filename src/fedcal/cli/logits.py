@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcal.errors import FedCalError
-from fedcal.methods import DEFAULT
+from fedcal.methods import DEFAULT, get_method
 
 out = Console()
 Kind = Annotated[
@@ -24,12 +23,13 @@ Kind = Annotated[
         "--probs/--logits", help="What arrays or columns of other names hold. (default: what their names say)"
     ),
 ]
-Options = Annotated[
-    list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="An option of the method; may be repeated.")
-]
-Accuracy = Annotated[
-    str | None,
-    typer.Option(help="fedcal-plus: keep every decision of the model, at clients too, or improve. (default: improve)"),
+Spec = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        metavar="NAME[:OPTION=VALUE,…]",
+        help="Calibration method, perhaps with options, such as fedcal-plus:accuracy=keep (see `fedcal methods`).",
+    ),
 ]
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help="One .npz, .csv or .parquet per site, or with a column `site`.")
@@ -48,9 +48,7 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]
 def calibrate(
     files: Files,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for scaler.safetensors and summary.json.")],
-    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = DEFAULT,
-    accuracy: Accuracy = None,
-    option: Options = None,
+    method: Spec = DEFAULT,
     probs: Kind = None,
     classes: Classes = None,
     seed: Seed = 0,
@@ -73,17 +71,17 @@ def calibrate(
     scaler = out_dir / "scaler.safetensors"
     if scaler.exists() and not overwrite:
         raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
-    options, read = parse_options(option, accuracy), read_sites(files, kind_of(probs), parse_classes(classes))
+    chosen, read = get_method(method), read_sites(files, kind_of(probs), parse_classes(classes))
     sites = read.samples
     kept, held = own_logits.hold_out(sites, seed)
     judged = None
     if any(len(labels) for _, labels in held.values()):
         with fitting(out, "four fifths of the samples", quiet) as on_round:
-            judged = own_logits.estimate(own_logits.fit(kept, method, options, seed, on_round), held)
+            judged = own_logits.estimate(own_logits.fit(kept, chosen, seed, on_round), held)
     with fitting(out, "all samples", quiet) as on_round:
-        final = own_logits.fit(sites, method, options, seed, on_round)
+        final = own_logits.fit(sites, chosen, seed, on_round)
     final.classes, final.probs = name_columns(read.classes), read.probs or None
-    summary = own_logits.summary(method, final, sites, seed, judged)
+    summary = own_logits.summary(final, sites, seed, judged)
     save_scaler(scaler, final)
     write_json(out_dir / "summary.json", summary)
     if quiet:
@@ -102,7 +100,7 @@ def calibrate(
         else "Too few samples to hold any out: nothing is known of how good the scaler is."
     )
     if "fallback" in final.params:
-        print(f"{method} fell back on a temperature: too few samples, or a single class.")
+        print(f"{chosen.name} fell back on a temperature: too few samples, or a single class.")
     out.print(f"Scaler: [bold]{escape(str(scaler))}[/bold]", soft_wrap=True)
 
 
@@ -186,22 +184,6 @@ def evaluate(
     out.print(f"worst client: {escape(worst)}, ECE {ece[worst]:.2%}")
     if report is not None:
         out.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
-
-
-def parse_options(pairs: list[str] | None, accuracy: str | None) -> dict[str, Any]:
-    """`name=value` as a dict: numbers, true and false are read as such."""
-    options: dict[str, Any] = {} if accuracy is None else {"accuracy": accuracy}
-    for pair in pairs or []:
-        name, sign, value = pair.partition("=")
-        if not sign or not name:
-            raise FedCalError(f"--option {pair!r}: expected NAME=VALUE")
-        if name in options:
-            raise FedCalError(f"{name} is said twice: say it once")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
 
 
 def parse_classes(text: str | None) -> list[Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from fedcal.errors import FedCalError
 from fedcal.measure.paired import Difference, Paired, top_of
 from fedcal.measure.reliability import blocks
 from fedcal.measure.tally import Tally, pooled
-from fedcal.protocol.rounds import Calibration, begin, calibration_round, check_method
+from fedcal.methods import Method, method_to_json
+from fedcal.protocol.rounds import Calibration, begin, calibration_round
 from fedcal.report.tables import number, percent
 
 Sites = Mapping[str, tuple[Tensor, Tensor]]
@@ -26,15 +27,15 @@ COLUMNS = ["", "n", "ECE %", "95 %", "floor %", "class %", "NLL", "Brier", "righ
 POOLED = "pooled"
 
 
-def fit(
-    sites: Sites, method: str, options: dict[str, Any], seed: int, on_round: Callable[[Calibration], None]
-) -> Calibration:
+def fit(sites: Sites, method: Method, seed: int, on_round: Callable[[Calibration], None]) -> Calibration:
     """As `fedcal.calibrate`, clients in the order of their names: so a federation by files gives the same bytes."""
-    chosen, samples = check_method(method, options), dict(sorted(sites.items()))
-    if not chosen.rounds and method != "uncal":
-        raise FedCalError(f"{method} is fitted while a model is trained: choose another, or add --option rounds=N")
-    state = begin(chosen, next(iter(samples.values()))[0].shape[1], seed, method)
-    while state.rounds < chosen.rounds and not state.done:
+    samples = dict(sorted(sites.items()))
+    if not method.rounds and method.name != "uncal":
+        raise FedCalError(
+            f"{method.name} is fitted while a model is trained: choose another, or --method {method.name}:rounds=30"
+        )
+    state = begin(method, next(iter(samples.values()))[0].shape[1], seed)
+    while state.rounds < method.rounds and not state.done:
         calibration_round(state, samples, seed)
         on_round(state)
     return state
@@ -126,13 +127,12 @@ def in_words(change: Difference) -> str:
     return f"ECE {size} (95 % interval of the change {100 * low:+.2f} to {100 * high:+.2f}): {verdict} on these samples"
 
 
-def summary(name: str, final: Calibration, sites: Sites, seed: int, judged: Measured | None) -> Any:
+def summary(final: Calibration, sites: Sites, seed: int, judged: Measured | None) -> Any:
     """What summary.json holds: the fit's cost, who took part, and the estimate with the data that it is from."""
     n = {site: len(labels) for site, (_, labels) in sites.items()}
     return {
         "schema": 1,
-        "method": name,
-        "options": asdict(final.method),
+        **method_to_json(final.method),
         "seed": seed,
         "classes": final.n_classes,
         "n": sum(n.values()),

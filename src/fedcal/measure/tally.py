@@ -55,7 +55,7 @@ class Tally:
     @classmethod
     def _of_block(cls, logits: Tensor, labels: Tensor, n_bins: int) -> Tally:
         if not logits.isfinite().all():
-            raise FedCalError("logits are not finite, so the model or a scaler diverged: lower lr or scaler_lr")
+            raise FedCalError("logits are not finite, so the model or a scaler diverged: lower lr, or the method's lr")
         log_probs, rank = logits.log_softmax(dim=1), rank_of_label(logits, labels)
         probs, correct = log_probs.exp(), (rank == 0).numpy()
         confidence = probs.amax(dim=1).numpy() if len(labels) else np.empty(0)

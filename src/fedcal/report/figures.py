@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fedcal.base.store import write_bytes
 from fedcal.report.prepare import ClientErrors, Curve, MethodErrors, Series, Skew
-from fedcal.report.results import BASELINE, POOLED
+from fedcal.report.results import BASELINE, POOLED, base_name, in_two_lines
 
 # One colour per meaning. The page swaps them for CSS variables, hence dark mode: see svg.py.
 INK, MUTED, GRID, PAPER = "#1d2229", "#737c88", "#dfe3e8", "#ffffff"
@@ -107,7 +107,7 @@ def _reliability_panel(ax: Axes, curve: Curve, before: Curve | None) -> None:
     for ticks in (ax.set_xticks, ax.set_yticks):
         ticks((0, 0.25, 0.5, 0.75, 1), ("0", "", "0.5", "", "1"))
     ax.set(xlim=(0, 1), ylim=(0, 1))
-    ax.set_title(curve.method, fontweight="bold")
+    ax.set_title(in_two_lines(curve.method), fontweight="bold")
     if np.isfinite(curve.ece):
         ax.set_title(f"ECE {_short(100 * curve.ece)} %", loc="right", color=MUTED)
 
@@ -120,7 +120,7 @@ def plot_ece(data: MethodErrors) -> tuple[Figure, Axes]:
     ece, low, high, floor = (100 * values for values in (data.ece, data.low, data.high, data.floor))
     for y, method in enumerate(data.methods):
         colour = MUTED if method == BASELINE else ACCENT
-        pooled = method == POOLED
+        pooled = base_name(method) == POOLED
         bar = ax.barh(y, ece[y], 0.56, edgecolor=colour, facecolor=PAPER if pooled else colour, alpha=0.8)
         bar[0].set_hatch("/////" if pooled else None)
     reach = np.abs(np.stack([ece - low, high - ece]))
@@ -132,7 +132,7 @@ def plot_ece(data: MethodErrors) -> tuple[Figure, Axes]:
     ax.set_xlim(0, 1.12 * _largest(high, ece, floor))
     ax.set_xlabel("Global ECE, %")
     handles: list[Artist] = [Line2D([], [], color=INK, linewidth=1, label="95 % interval"), _floor_handle()]
-    if POOLED in data.methods:
+    if POOLED in map(base_name, data.methods):
         label = "sees pooled calibration data"
         handles.append(Patch(facecolor=PAPER, edgecolor=ACCENT, hatch="/////", label=label))
     fig.legend(handles=handles, loc="outside lower left", ncols=3, columnspacing=1.2)
@@ -234,7 +234,7 @@ def _method_rows(methods: Sequence[str]) -> tuple[Figure, Axes]:
     """A horizontal row a method, the first on top."""
     fig = Figure(figsize=(4.8, 0.3 * len(methods) + 0.95), layout="constrained")
     ax = fig.subplots()
-    ax.set_yticks(np.arange(len(methods)), list(methods), color=INK)
+    ax.set_yticks(np.arange(len(methods)), [in_two_lines(method) for method in methods], color=INK)
     ax.set_ylim(len(methods) - 0.45, -0.55)
     ax.grid(axis="y", visible=False)
     return fig, ax

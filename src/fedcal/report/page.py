@@ -82,7 +82,12 @@ def save_all(run_dir: str | Path, folder: str | Path, kind: str = "png") -> list
     if kind not in FIGURE_KINDS:
         raise unknown("figure format", kind, FIGURE_KINDS)
     drawn = draw(load(run_dir))
-    return [figures.save(fig, Path(folder) / f"{key}.{kind}") for key, (fig, _) in drawn.items()]
+    return [figures.save(fig, Path(folder) / f"{_file_name(key)}.{kind}") for key, (fig, _) in drawn.items()]
+
+
+def _file_name(key: str) -> str:
+    """A figure's key without blanks and brackets: "reliability-fedcal-plus,keep"."""
+    return key.replace(" (", ",").replace(", ", ",").removesuffix(")")
 
 
 def _figures(run: Run) -> dict[str, Any]:
@@ -127,8 +132,9 @@ def _tiles(results: Results) -> list[dict[str, str]]:
 
 
 def _settings(results: Results) -> list[tuple[str, str]]:
+    methods = [method.get("spec", name) for name, method in results["methods"].items()]
     config = [
-        (key.replace("_", " "), _short(value) if isinstance(value, list) else str(value))
+        (key.replace("_", " "), _short(methods) if key == "method" else str(value))
         for key, value in results["config"].items()
         if value is not None
     ]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedcal.errors import FedCalError
-from fedcal.methods import METHODS
+from fedcal.methods import METHODS, method_from_json
+from fedcal.methods.spec import short_label
 from fedcal.simulate.config import SCHEMA
 
 BASELINE = "uncal"
@@ -38,7 +39,10 @@ class Run:
 
 
 def load(run_dir: str | Path) -> Run:
-    """`results.json` and `rounds.jsonl` of a run folder; a FedCalError names the file that is no good."""
+    """`results.json` and `rounds.jsonl` of a run folder, methods by their short labels.
+
+    A FedCalError names the file that is no good.
+    """
     run_dir = Path(run_dir)
     return Run(_load_results(run_dir / "results.json"), _load_rounds(run_dir / "rounds.jsonl"))
 
@@ -87,10 +91,41 @@ def _load_results(path: Path) -> Results:
             missing = [k for k in inside if not isinstance(part, dict) or k not in part]
             if missing:
                 raise FedCalError(f"{path}: methods.{name}.{key} has no {', '.join(missing)}: repeat the run")
-    # The file's keys are sorted; people know the methods in the order of the paper, baselines first.
+    return results | {"methods": _labelled(results["methods"])}
+
+
+def _labelled(methods: dict[str, Any]) -> dict[str, Any]:
+    """The methods by short labels, "fedcal-plus (keep)" for "fedcal-plus:accuracy=keep".
+
+    The file's keys are sorted; people know the methods in the order of the paper, baselines first.
+    """
     place = {name: i for i, name in enumerate(METHODS)}
-    methods = sorted(results["methods"].items(), key=lambda item: place.get(item[0], len(place)))
-    return results | {"methods": dict(methods)}
+    names = sorted(methods, key=lambda spec: (place.get(spec.partition(":")[0], len(place)), spec))
+    labels = {spec: _label(spec, methods[spec]) for spec in names}
+    found = {}
+    for spec, label in labels.items():
+        whole = dict(methods[spec]["global"])
+        if "ece_against" in whole:
+            whole["ece_against"] = {labels.get(other, other): d for other, d in whole["ece_against"].items()}
+        found[label] = methods[spec] | {"spec": spec, "global": whole}
+    return found
+
+
+def _label(spec: str, about: dict[str, Any]) -> str:
+    try:
+        return short_label(method_from_json(about))
+    except FedCalError:  # a method of another version
+        return spec
+
+
+def base_name(label: str) -> str:
+    """The method's name without its options."""
+    return label.partition(" (")[0]
+
+
+def in_two_lines(label: str) -> str:
+    """A label with its options on a second line."""
+    return label.replace(" (", "\n(")
 
 
 def _load_rounds(path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedcal.report.results import POOLED, Results, compare
+from fedcal.report.results import POOLED, Results, base_name, compare, in_two_lines
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def columns(results: Results) -> list[Column]:
 
 def lowest(results: Results) -> str | None:
     """The method with the lowest global ECE among those that need no pooled validation set."""
-    eces = {name: m["global"]["ece"] for name, m in results["methods"].items() if name != POOLED}
+    eces = {name: m["global"]["ece"] for name, m in results["methods"].items() if base_name(name) != POOLED}
     known = {name: ece for name, ece in eces.items() if ece is not None}
     return min(known, key=known.__getitem__) if known else None
 
@@ -98,7 +98,8 @@ def best(results: Results) -> set[str]:
     least = lowest(results)
     if least is None:
         return set()
-    known = [name for name, m in results["methods"].items() if name != POOLED and m["global"]["ece"] is not None]
+    rivals = [name for name in results["methods"] if base_name(name) != POOLED]
+    known = [name for name in rivals if results["methods"][name]["global"]["ece"] is not None]
     found = {least} | {name for name in known if compare(results, name, least) == "unclear"}
     return set() if len(found) == len(known) > 1 else found
 
@@ -142,8 +143,14 @@ def terminal(results: Results) -> Table:
         title = column.title.replace(" ", "\n", 1) if column.bold else column.title
         table.add_column(title, justify="right", no_wrap=column.bold, min_width=widest)
     for row in body:
-        table.add_row(escape(row.method), *_marked(row, shown, "[bold]{}[/bold]", stacked))
+        table.add_row(escape(narrow(row.method)), *_marked(row, shown, "[bold]{}[/bold]", stacked))
     return table
+
+
+def narrow(label: str, width: int = 14) -> str:
+    """A label in lines of about that width, broken between options and, if need be, before an option's value."""
+    lines = in_two_lines(label).replace(", ", ",\n").splitlines()
+    return "\n".join(line if len(line) <= width else line.replace("=", "=\n") for line in lines)
 
 
 def markdown(results: Results) -> str:

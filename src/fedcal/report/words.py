@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedcal.report.results import BASELINE, POOLED, Results, compare
+from fedcal.report.results import BASELINE, POOLED, Results, base_name, compare
 from fedcal.report.tables import digits, lowest, percent
 
 
@@ -14,9 +14,10 @@ def _percent(value: float | None, digits: int) -> str:
 
 def main_method(results: Results) -> str | None:
     """The method the page is about: fedcal-plus or fedcal, or else the one with the lowest global ECE."""
-    for name in ("fedcal-plus", "fedcal"):
-        if name in results["methods"] and results["methods"][name]["global"]["ece"] is not None:
-            return name
+    for wanted in ("fedcal-plus", "fedcal"):
+        for name, method in results["methods"].items():
+            if base_name(name) == wanted and method["global"]["ece"] is not None:
+                return name
     return lowest(results)
 
 

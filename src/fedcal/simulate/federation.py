@@ -77,7 +77,7 @@ def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | No
         skew(clients, dataset.n_classes),
         dataset.classes,
         model,
-        {name: begin(method, dataset.n_classes, config.seed, name) for name, method in config.methods().items()},
+        {name: begin(method, dataset.n_classes, config.seed) for name, method in config.methods().items()},
         train or trainer(config, model, dataset.shape),
     )
 

@@ -4,7 +4,7 @@ RUN/config.json           what was asked for
 RUN/rounds.jsonl          a line a round: loss, accuracy, ECE, clients, seconds
 RUN/results.json          every method's metrics (schema below), the label table, costs
 RUN/model.safetensors     the final global model
-RUN/scalers/NAME.safetensors   each method's global scaler and the clients' own ones
+RUN/scalers/METHOD.safetensors   each method's global scaler and the clients' own ones
 RUN/report.html           the same in pictures
 RUN/checkpoint.safetensors     only while the run is unfinished
 """
@@ -24,7 +24,9 @@ from fedcal.base.store import append_line, read_json, write_bytes, write_json, w
 from fedcal.errors import FedCalError
 from fedcal.measure.paired import Paired
 from fedcal.measure.tally import Tally, over_clients, pooled
+from fedcal.methods import method_to_json
 from fedcal.methods.method import n_bytes
+from fedcal.methods.spec import file_name
 from fedcal.protocol.rounds import Calibration
 from fedcal.protocol.scaler_file import save_scaler
 from fedcal.simulate import federation
@@ -90,9 +92,10 @@ def run(
 
 
 def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]], paired: Paired | None = None) -> Results:
-    """results.json: `methods.NAME.{global,local,own}.METRIC` as fractions; undefined ones are null.
+    """results.json: `methods.SPEC.{global,local,own}.METRIC` as fractions; undefined ones are null.
 
-    `methods.NAME.global.ece_against.OTHER` is NAME's ECE less OTHER's on the same samples, with its 95 % interval:
+    SPEC is a method with its options, such as "fedcal-plus:accuracy=keep". `methods.SPEC.global.ece_against.OTHER` is its
+    ECE less OTHER's on the same samples, with its 95 % interval:
     [difference, low, high]. It is empty where the samples were not looked at together.
     """
     config, names = state.config, [c.name for c in state.clients]
@@ -100,6 +103,7 @@ def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]], pai
     for name, found in tallies.items():
         calibration, whole = state.calibrations[name], pooled(found["local"])
         methods[name] = {
+            **method_to_json(calibration.method),
             "summary": calibration.method.summary,
             "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(paired, name)},
             "local": over_clients(names, found["local"]),
@@ -228,7 +232,7 @@ def _save(folder: Path, state: Federation, results: Results) -> None:
     about = {"schema": SCHEMA, "model": config.model, "classes": list(state.classes), "round": state.round}
     write_tensors(folder / "model.safetensors", {k: v.cpu() for k, v in state.model.state_dict().items()}, about)
     for name, calibration in state.calibrations.items():
-        save_scaler(folder / "scalers" / f"{name}.safetensors", calibration)
+        save_scaler(folder / "scalers" / f"{file_name(name)}.safetensors", calibration)
     write_json(folder / "results.json", results)
     from fedcal import report  # matplotlib is slow to import, and only needed here
 

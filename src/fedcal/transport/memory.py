@@ -48,7 +48,7 @@ def calibrate(
     Args:
         clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them. (N,) scores
             are of two classes: class 1 is the likelier, the higher its score.
-        method: see `fedcal methods`.
+        method: a name (see `fedcal methods`), or a name with options, such as "fedcal-plus:accuracy=keep".
         rounds: rounds in which all clients take part; the method's own number if not given.
         seed: of whatever is drawn at random.
         stream: read `clients`, a mapping, again in every round, client by client, and keep nothing of them: memory stays
@@ -56,8 +56,9 @@ def calibrate(
         probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
         classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
             strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
-        options: the method's options, e.g. `accuracy="keep"` for fedcal-plus, which leaves every decision of the model as it
-            is (add `prior_shift=True` for clients' personal scalers that may move theirs), or `net="raw"` for fedcal.
+        options: the method's options (see `fedcal methods NAME`), e.g. `accuracy="keep"` for fedcal-plus, which leaves every
+            decision of the model as it is (add `prior_shift=True` for clients' personal scalers that may move theirs), or
+            `net="raw"` for fedcal.
 
     Returns:
         The fitted scaler.

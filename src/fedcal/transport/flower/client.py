@@ -29,11 +29,11 @@ from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
 from fedcal.measure.paired import FINEST, Paired, top_of
 from fedcal.measure.tally import Tally
+from fedcal.methods import method_from_json
 from fedcal.methods.method import Additive, Method
 from fedcal.protocol.checks import digest
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.rounds import plain
-from fedcal.protocol.scaler_file import method_of
 from fedcal.transport.flower.records import (
     ABOUT,
     ANSWER,
@@ -131,7 +131,7 @@ class Node:
         self.message, self.context, self.records = message, context, records
         self.logits, self.privacy, self.name = logits, privacy, name_of(context)
         self.about: dict[str, Any] = dict(records[ABOUT])
-        self.method: Method = method_of(self.about["method"], json.loads(self.about["options"]))
+        self.method: Method = method_from_json({**self.about, "options": json.loads(self.about["options"])})
         self.sent = plain(unpack(records[QUESTION])) if QUESTION in records else {}
         self.kept, self.kept_of = self._recall()
 

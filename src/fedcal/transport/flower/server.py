@@ -10,7 +10,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
 
@@ -24,11 +24,11 @@ from fedcal.base.store import nest
 from fedcal.errors import FedCalError
 from fedcal.measure.paired import FINEST, Paired
 from fedcal.measure.tally import Tally
-from fedcal.methods import Update
+from fedcal.methods import Update, get_method, method_to_json
 from fedcal.methods.method import Additive, Averaged, n_bytes, total
 from fedcal.protocol.checks import Expected, declared_squares, digest
 from fedcal.protocol.privacy import Privacy, stopped
-from fedcal.protocol.rounds import advance, begin, check_method, plain
+from fedcal.protocol.rounds import advance, begin, plain
 from fedcal.transport.files.server import stand_in
 from fedcal.transport.flower.checks import check_said, local_privacy, read_answer, read_paired, too_far
 from fedcal.transport.flower.grid import ask
@@ -79,7 +79,8 @@ class Calibrator:
     paired: Paired | None = None  # of the nodes that measured, all together
 
     def __post_init__(self) -> None:
-        self.method = check_method(self.name, self.options)
+        self.method = get_method(self.name, **self.options)
+        self.name = self.method.name
         check_whole(self.n_classes, "n_classes", low=2)
         if self.method.needs_pooled_data:
             raise FedCalError(
@@ -93,7 +94,7 @@ class Calibrator:
             )
         if self.privacy:
             self.privacy.check(self.method)
-        self.state = begin(self.method, self.n_classes, self.seed, self.name)
+        self.state = begin(self.method, self.n_classes, self.seed)
         self._mark, self._seen = "", set[int]()  # the frozen model's fingerprint, and the nodes that have seen it
 
     @property
@@ -110,8 +111,8 @@ class Calibrator:
         """What goes out, whichever way it travels."""
         sent = self.state.params if phase == "finish" else self.question
         about = {
-            "phase": phase, "federation": self.federation, "round": self.state.rounds + 1, "method": self.name,
-            "options": asdict(self.method), "n_classes": self.n_classes, "seed": self.seed, "model": model,
+            "phase": phase, "federation": self.federation, "round": self.state.rounds + 1,
+            **method_to_json(self.method), "n_classes": self.n_classes, "seed": self.seed, "model": model,
             "bins": self.n_bins,
         }  # fmt: skip
         if self.privacy:
@@ -245,7 +246,7 @@ class Calibrator:
 
     def _begin_again(self) -> None:
         log(INFO, "FedCal: the fit begins anew with the nodes that are left")
-        fresh, old = begin(self.method, self.n_classes, self.seed, self.name), self.state
+        fresh, old = begin(self.method, self.n_classes, self.seed), self.state
         fresh.rounds, fresh.total_up, fresh.total_down = old.rounds + 1, old.total_up, old.total_down
         self.state, self.asked, self.n, self.squares = fresh, [], {}, {}
         self.fitted, self.restarts = 0, self.restarts + 1

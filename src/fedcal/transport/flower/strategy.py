@@ -11,7 +11,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedcal.base.store import write_json
 from fedcal.errors import FedCalError
 from fedcal.measure.tally import Tally, over_clients, pooled
-from fedcal.methods import DEFAULT
+from fedcal.methods import DEFAULT, method_to_json
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.rounds import Calibration
 from fedcal.protocol.scaler_file import save_scaler
@@ -41,7 +40,8 @@ class CalibratedStrategy(Strategy):
 
     Args:
         inner: the strategy that trains.
-        method: see `fedcal methods`; `options` are the method's own, e.g. `accuracy="keep"`.
+        method: a name (see `fedcal methods`), or one with options, such as "fedcal-plus:accuracy=keep"; `options` are the
+            method's too, e.g. `accuracy="keep"`.
         n_classes: K of the model's logits.
         robust: "median" or "trimmed" in place of the mean, for methods whose nodes send scalers.
         privacy: central differential privacy of an additive method's sums.
@@ -83,7 +83,7 @@ class CalibratedStrategy(Strategy):
     def calibration(self) -> Calibration:
         """The scaler: `calibration.predict_proba(logits)`. Nodes' own ones are at the nodes."""
         state = self.calibrator.state
-        return Calibration(state.method, state.params, n_classes=state.n_classes, name=state.name)
+        return Calibration(state.method, state.params, n_classes=state.n_classes)
 
     def summary(self) -> None:
         log(INFO, "\t├── FedCal: %s", self.calibrator.name)
@@ -195,8 +195,7 @@ class CalibratedStrategy(Strategy):
         c = self.calibrator
         last = [r["took_part"] for r in c.rounds if r["phase"] == "calibration"]
         return {
-            "method": c.name,
-            "options": asdict(c.method),
+            **method_to_json(c.method),
             "n_classes": c.n_classes,
             "federation": c.federation,
             "training_rounds": max(self._trained, self._before),
