@@ -58,8 +58,8 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
     rounds.jsonl, model.safetensors, one scaler file a method, and report.html.
     """
     from fedcal import report
-    from fedcal.cli.progress import RunProgress
     from fedcal.base.store import read_json
+    from fedcal.cli.progress import RunProgress
     from fedcal.simulate.runs import run
 
     if resume and out_dir is None:

@@ -28,7 +28,7 @@ from fedcal.measure.metrics import rank_of_label
 from fedcal.measure.reliability import equal_width, find_bins
 
 PARTS = ("errors", "confidence", "joint", "products")  # of the sums as tensors
-FINEST = 1024  # bins of all views together: beyond, their joint sums would take too much memory
+MOST_BINS = 1024  # of all views together: with more, their joint sums would take too much memory
 Top = tuple[np.ndarray, np.ndarray]  # each sample's confidence, and whether its top class is the label
 Difference = tuple[float, float, float]  # measured, low, high
 
@@ -167,6 +167,11 @@ def _variance(covariance: np.ndarray, signs: np.ndarray, x: np.ndarray) -> float
     own = 1 - rest * (rest + 2 * np.abs(x)) - slope**2
     weights = signs * slope
     return max(0.0, float(weights @ covariance @ weights + np.diag(covariance) @ own))
+
+
+def comparable(n_views: int, n_bins: int) -> bool:
+    """Whether so many views can be compared: at least two, and with few enough bins in all."""
+    return n_views > 1 and n_views * n_bins <= MOST_BINS
 
 
 def top_of(logits: Tensor, labels: Tensor) -> Top:

@@ -17,6 +17,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
+from fedcal.base.bins import equal_mass
 from fedcal.base.checks import check_measured, check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.interval import ece_interval, mean_deviation
@@ -154,10 +155,7 @@ class Reliability:
 
     def merge_to(self, n_bins: int) -> Reliability:
         """Neighbouring bins joined until each holds about 1/n of the samples: equal-mass bins from a fine histogram."""
-        n_bins, share = check_whole(n_bins, "n_bins"), np.cumsum(self.count) / max(self.n, 1)
-        cuts = np.unique(np.searchsorted(share, np.arange(1, n_bins) / n_bins - 1e-12) + 1)
-        starts = np.concatenate([[0], cuts[cuts < len(self.count)]])
-        return self._joined(starts)
+        return self._joined(equal_mass(self.count, check_whole(n_bins, "n_bins")))
 
     def disclosed(self, min_count: int) -> Reliability:
         """Fit to be shown: neighbouring bins joined until each holds at least `min_count` samples; none if all hold fewer.

@@ -19,6 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fedcal.base.store import write_bytes
+from fedcal.report.numbers import short_percent
 from fedcal.report.prepare import ClientErrors, Curve, MethodErrors, Series, Skew
 from fedcal.report.results import BASELINE, POOLED
 
@@ -109,7 +110,7 @@ def _reliability_panel(ax: Axes, curve: Curve, before: Curve | None) -> None:
     ax.set(xlim=(0, 1), ylim=(0, 1))
     ax.set_title(curve.method, fontweight="bold")
     if np.isfinite(curve.ece):
-        ax.set_title(f"ECE {_short(100 * curve.ece)} %", loc="right", color=MUTED)
+        ax.set_title(f"ECE {short_percent(curve.ece)} %", loc="right", color=MUTED)
 
 
 @styled
@@ -126,9 +127,9 @@ def plot_ece(data: MethodErrors) -> tuple[Figure, Axes]:
     reach = np.abs(np.stack([ece - low, high - ece]))
     ax.errorbar(ece, at, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
     _floor_marks(ax, floor)
-    for y, (value, end) in enumerate(zip(ece, np.fmax(ece, high), strict=True)):
+    for y, (value, end) in enumerate(zip(data.ece, np.fmax(ece, high), strict=True)):
         if np.isfinite(value):
-            ax.annotate(_short(value), (end, y), (5, 0), textcoords="offset points", va="center")
+            ax.annotate(short_percent(value), (end, y), (5, 0), textcoords="offset points", va="center")
     ax.set_xlim(0, 1.12 * _largest(high, ece, floor))
     ax.set_xlabel("Global ECE, %")
     handles: list[Artist] = [Line2D([], [], color=INK, linewidth=1, label="95 % interval"), _floor_handle()]
@@ -247,11 +248,6 @@ def _floor_marks(ax: Axes, floor: np.ndarray) -> None:
 
 def _floor_handle(label: str = "noise floor") -> Line2D:
     return Line2D([], [], color=GAP, linewidth=1.6, label=label)
-
-
-def _short(value: float) -> str:
-    """A percentage for a label: a second digit only where the first would say little."""
-    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def _largest(*arrays: np.ndarray) -> float:

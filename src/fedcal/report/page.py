@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from fedcal.base.store import write_bytes
 from fedcal.errors import unknown
 from fedcal.report import figures, prepare, tables, words
+from fedcal.report.numbers import percent, size
 from fedcal.report.results import BASELINE, Results, Run, load
 from fedcal.report.svg import inline
 
@@ -54,7 +55,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"percent": tables.percent, "size": tables.size}
+    found.filters |= {"percent": percent, "size": size}
     return found
 
 
@@ -64,7 +65,7 @@ def draw(run: Run) -> dict[str, tuple[Figure, str]]:
     curves = {name: prepare.prepare_reliability(results, name) for name in results["methods"]}
     drawn: dict[str, tuple[Figure, str]] = {}
     for name, curve in curves.items():
-        error = tables.percent(results["methods"][name]["global"]["ece"], d)
+        error = percent(results["methods"][name]["global"]["ece"], d)
         figure, _ = figures.plot_reliability([curve], curves.get(BASELINE), legend=False)
         drawn[f"reliability-{name}"] = figure, f"Reliability diagram of {name}: ECE {error} %"
     for group, scaler in (("local", "with the global scaler"), ("own", "with the client's own scaler")):
@@ -118,8 +119,8 @@ def _tiles(results: Results) -> list[dict[str, str]]:
     return [
         {
             "title": title,
-            "before": tables.percent(uncal[group][key], d) if uncal and name != BASELINE else "",
-            "after": tables.percent(method[group][key], d),
+            "before": percent(uncal[group][key], d) if uncal and name != BASELINE else "",
+            "after": percent(method[group][key], d),
             "under": under,
         }
         for title, group, key, under in asked

@@ -10,6 +10,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from fedcal.report.booktabs import Bold, latex_table
+from fedcal.report.numbers import number, percent, size
 from fedcal.report.results import POOLED, Results, compare
 
 
@@ -25,24 +27,6 @@ class Row:
     method: str
     cells: list[str]
     best: bool
-
-
-def percent(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f}"
-
-
-def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def size(count: float | None) -> str:
-    """Bytes for people: 8 B, 19.0 kB, 540 kB, 1.2 MB."""
-    if count is None:
-        return "–"
-    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.{1 if count < 100 * scale else 0}f} {unit}"
-    return f"{count:.0f} B"
 
 
 def digits(results: Results) -> int:
@@ -136,72 +120,44 @@ def terminal(results: Results) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, caption=note(results), caption_justify="left")
     table.add_column("Method", no_wrap=True)
     shown, body = columns(results), rows(results)
-    for number, column in enumerate(shown):  # lines may be broken between words only
-        words = " ".join([column.title, *(row.cells[number] for row in body)]).split()
+    for i, column in enumerate(shown):  # lines may be broken between words only
+        words = " ".join([column.title, *(row.cells[i] for row in body)]).split()
         widest = max(len(word) for word in words)
         title = column.title.replace(" ", "\n", 1) if column.bold else column.title
         table.add_column(title, justify="right", no_wrap=column.bold, min_width=widest)
     for row in body:
-        table.add_row(escape(row.method), *_marked(row, shown, "[bold]{}[/bold]", stacked))
+        table.add_row(escape(row.method), *_marked(row, shown, lambda text: f"[bold]{stacked(text)}[/bold]", stacked))
     return table
 
 
 def markdown(results: Results) -> str:
+    """A Markdown table with its note."""
+
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
+    def bold(text: str) -> str:
+        return f"**{_escape_markdown(text)}**"
+
     shown = columns(results)
     head = [line(["Method", *(c.title for c in shown)]), line(["---", *("---:" for _ in shown)])]
-    body = [
-        line([_escape_markdown(row.method), *_marked(row, shown, "**{}**", _escape_markdown)]) for row in rows(results)
-    ]
+    body = [line([_escape_markdown(row.method), *_marked(row, shown, bold, _escape_markdown)]) for row in rows(results)]
     return "\n".join([*head, *body, "", note(results), ""])
 
 
 def latex(results: Results) -> str:
-    """A booktabs table body with its note; needs `\\usepackage{booktabs}`."""
-
-    def line(cells: list[str]) -> str:
-        return f"{' & '.join(cells)} \\\\"
-
+    """A LaTeX table with its note; it needs `\\usepackage{booktabs}`."""
     shown = columns(results)
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{l{'r' * len(shown)}}}",
-            r"\toprule",
-            line(["Method", *(_escape_latex(c.title) for c in shown)]),
-            r"\midrule",
-            *(
-                line([_escape_latex(row.method), *_marked(row, shown, r"\textbf{{{}}}", _escape_latex)])
-                for row in rows(results)
-            ),
-            r"\bottomrule",
-            r"\end{tabular}",
-            rf"\par\smallskip{{\footnotesize {_escape_latex(note(results))}}}",
-            "",
-        ]
-    )
+    body = [[row.method, *_marked(row, shown, Bold)] for row in rows(results)]
+    return latex_table(["Method", *(c.title for c in shown)], body, note=note(results))
 
 
-def _marked(row: Row, shown: list[Column], bold: str, escape: Callable[[str], str]) -> list[str]:
-    """The escaped cells; in the best rows the column that decides is set with the template `bold`."""
+def _marked(row: Row, shown: list[Column], bold: Callable[[str], str], plain: Callable[[str], str] = str) -> list[str]:
+    """The cells; in the best rows the column that decides goes through `bold`, all others through `plain`."""
     return [
-        bold.format(escape(text)) if row.best and column.bold else escape(text)
-        for column, text in zip(shown, row.cells, strict=True)
+        bold(text) if row.best and column.bold else plain(text) for column, text in zip(shown, row.cells, strict=True)
     ]
 
 
 def _escape_markdown(text: str) -> str:
     return "".join("\\" + c if c in "\\`*_[]<>|" else c for c in text)
-
-
-_LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "–": "--",
-}
-
-
-def _escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in text)
