@@ -1,4 +1,4 @@
-"""The key table, for the terminal, Markdown and LaTeX. Every cell is defined once, in `COLUMNS`."""
+"""The table of all methods, for the terminal, Markdown, LaTeX and HTML. Every column is defined once, in `COLUMNS`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from fedcal.report.results import POOLED, Results, compare
 
 @dataclass(frozen=True)
 class Column:
+    """A column: its title, and how to write a cell."""
+
     title: str
     cell: Callable[[dict[str, Any], int], str]  # (one method's results, digits of a percentage) -> text
-    bold: bool = False  # whether the best method stands out in this column
+    bold: bool = False  # whether the best methods are bold in this column
 
 
 @dataclass(frozen=True)
 class Row:
+    """A method's cells, and whether it is among the best."""
+
     method: str
     cells: list[str]
     best: bool
 
 
 def digits(results: Results) -> int:
-    """Digits of a percentage: the second one is noise unless the test set is large."""
+    """The digits of a percentage: the second one is noise unless the test set is large."""
     return 2 if max(m["global"].get("n") or 0 for m in results["methods"].values()) >= 5000 else 1
 
 
@@ -62,7 +66,7 @@ COLUMNS = (
 
 
 def columns(results: Results) -> list[Column]:
-    """Those that say something: of three classes or fewer, every label is among the top three."""
+    """The columns to show: not the top-3 accuracy of three classes or fewer, which is always 100 %."""
     few = len(results["data"]["classes"]) <= 3
     return [column for column in COLUMNS if not (few and column.title == TOP3)]
 
@@ -77,7 +81,7 @@ def lowest(results: Results) -> str | None:
 def best(results: Results) -> set[str]:
     """The method with the lowest global ECE, and those that the test samples do not tell apart from it.
 
-    None where that would be all of several: then no method stands out.
+    Empty if these are all of several methods: then none is better.
     """
     least = lowest(results)
     if least is None:
@@ -88,7 +92,7 @@ def best(results: Results) -> set[str]:
 
 
 def note(results: Results) -> str:
-    """What the marks in the table mean."""
+    """Explain the table: what is bold, the brackets, the floor."""
     pooled = f" ({POOLED} looks at pooled calibration data: a reference)" if POOLED in results["methods"] else ""
     marks = (
         "Bold: the lowest global ECE, and every one that cannot be told apart from it on the same samples,"
@@ -112,7 +116,7 @@ def rows(results: Results) -> list[Row]:
 
 
 def terminal(results: Results) -> Table:
-    """The table for rich; second values go on a line of their own, so that it is about 80 columns wide."""
+    """The table for rich. Second values are on a line of their own, so that it is about 80 columns wide."""
 
     def stacked(text: str) -> str:
         return escape(text.replace(" [", "\n[").replace(" / ", "\n"))
@@ -120,7 +124,7 @@ def terminal(results: Results) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, caption=note(results), caption_justify="left")
     table.add_column("Method", no_wrap=True)
     shown, body = columns(results), rows(results)
-    for i, column in enumerate(shown):  # lines may be broken between words only
+    for i, column in enumerate(shown):  # break lines between words only
         words = " ".join([column.title, *(row.cells[i] for row in body)]).split()
         widest = max(len(word) for word in words)
         title = column.title.replace(" ", "\n", 1) if column.bold else column.title

@@ -1,4 +1,4 @@
-"""What the results say, in sentences that claim no more than the differences between methods allow."""
+"""The results in sentences that claim no more than the differences between methods show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedcal.report.tables import digits, lowest
 
 
 def main_method(results: Results) -> str | None:
-    """The method the page is about: fedcal-plus or fedcal, or else the one with the lowest global ECE."""
+    """The method in the headline: fedcal-plus or fedcal if it was run, else the one with the lowest global ECE."""
     for name in ("fedcal-plus", "fedcal"):
         if name in results["methods"] and results["methods"][name]["global"]["ece"] is not None:
             return name
@@ -19,7 +19,7 @@ def main_method(results: Results) -> str | None:
 
 
 def headline(results: Results) -> list[str]:
-    """The first sentence is the result; the others put it in proportion."""
+    """Sentences about the main method: first the result, then the noise floor, other methods and the clients."""
     name = main_method(results)
     if name is None:
         return ["No method has a global ECE: the test set is empty or no confidence was defined."]
@@ -84,7 +84,7 @@ def _worse(results: Results) -> str:
 
 
 def _clients(results: Results, name: str) -> str:
-    """Client means carry no interval, so this states them and leaves the verdict to the reader."""
+    """Means over clients have no interval, so that this sentence only states them."""
     d, method = digits(results), results["methods"][name]
     local, own = method["local"], method["own"]
     if local.get("ece") is None or own.get("ece") is None:
