@@ -20,7 +20,6 @@ import torch
 from fedcal import Config
 from fedcal.base.seeds import torch_rng
 from fedcal.data import Dataset, load
-from fedcal.measure.tally import over_clients, pooled
 from fedcal.methods import METHODS, Method
 from fedcal.methods.fedcal import FedCal
 from fedcal.protocol.rounds import begin
@@ -113,14 +112,14 @@ def main() -> None:
         lambda _, r: print(f"{r['round']} {r['loss']:.3f} {r['accuracy']:.3f} {r['seconds']:.1f}s", flush=True),
     )
     federation.finish(state)
-    names = [c.name for c in state.clients]
     rows = {}
-    for name, found in federation.evaluate(state).items():
-        whole, calibration = pooled(found["local"]), state.calibrations[name]
+    measured = federation.evaluate(state, compare=False)
+    for name, calibration in state.calibrations.items():
+        whole = measured["local"].pooled(name)
         rows[name] = {
             **whole.summary(),
-            "local_ece": over_clients(names, found["local"])["ece"],
-            "own_ece": over_clients(names, found["own"])["ece"],
+            "local_ece": measured["local"].over_clients(name)["ece"],
+            "own_ece": measured["own"].over_clients(name)["ece"],
             "notes": {n: v / calibration.updates for n, v in calibration.notes.items()},
         }
         print(

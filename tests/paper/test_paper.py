@@ -37,7 +37,7 @@ def made(tmp_path_factory):
     return where, folders, cells.fit(folders, where / "cells", lambda text: None, NAMES, workers=1)
 
 
-def test_table1_prints_means_and_the_paper_s_ratio(made):
+def test_table1_prints_means_and_the_paper_s_ratio(made, pictures):
     where, _, results = made
     results = results[:3]
     table1.present(results, where)
@@ -49,7 +49,12 @@ def test_table1_prints_means_and_the_paper_s_ratio(made):
     assert found["ratios"]["fedcal / ens"] == {"change": pytest.approx(expected), "cells": 2, "seeds": 2}
     assert f"{expected:+.1f}" in text
     assert "\\begin{tabular}" in (where / "table1.tex").read_text()
-    assert (where / "table1.png").stat().st_size > 5000
+    (panel,) = pictures["table1.png"].axes
+    assert (panel.get_title(loc="left"), panel.get_ylabel()) == ("digits", "global ECE, %")
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["1", "0.1"]
+    drawn = {bar.get_label(): bar.lines[0].get_ydata(orig=False) for bar in panel.containers}
+    ours = eces["fedcal-plus"]
+    np.testing.assert_allclose(drawn["fedcal-plus"], [100 * np.mean(ours[:2]), 100 * ours[2]])
 
 
 def test_the_paper_s_own_headline_follows_from_its_table():
@@ -59,20 +64,27 @@ def test_the_paper_s_own_headline_follows_from_its_table():
 
 
 @pytest.mark.parametrize("module", [table2, table3, momentum, figure1, figure4])
-def test_the_others_are_written(made, module):
+def test_the_others_are_written(made, module, pictures):
     where, _, results = made
     name = module.__name__.rsplit(".", 1)[1]
     module.present(results[:3], where)
-    for ending in ("json", "md", "tex", *(["png"] if name.startswith("figure") else [])):
-        assert (where / f"{name}.{ending}").stat().st_size > 200
+    assert all((where / f"{name}.{ending}").exists() for ending in ("json", "md", "tex"))
+    assert list(pictures) == ([f"{name}.png"] if name.startswith("figure") else [])
+    for figure in pictures.values():
+        labels = [f"{ax.get_title(loc='left')} {ax.get_ylabel()}" for ax in figure.axes]
+        assert any("ECE, %" in label for label in labels) and all(ax.lines for ax in figure.axes)
     ece = 100 * np.mean([r["methods"]["uncal"]["global"]["ece"] for r in results[2:3]])
     assert f"{ece:.2f}" in (where / f"{name}.md").read_text()
 
 
-def test_figure2_draws_clients_and_server(made):
+def test_figure2_draws_clients_and_server(made, pictures):
     where, _, results = made
     figure2.present([results[3], results[2]], where, where / "runs")
-    assert (where / "figure2.png").stat().st_size > 5000
+    bars, *diagrams = pictures["figure2.png"].axes
+    heights = [patch.get_height() for patch in bars.patches]  # five clients and the server, twice
+    errors = [r["methods"]["uncal"]["global"]["ece"] for r in (results[3], results[2])]
+    np.testing.assert_allclose([heights[5], heights[11]], 100 * np.array(errors))
+    assert len(heights) == 12 and [ax.get_xlabel() for ax in diagrams] == ["confidence"] * 2
 
 
 def test_an_ensemble_of_two_equal_models_is_that_model(made):

@@ -96,7 +96,8 @@ def test_a_request_may_come_twice() -> None:
     server = protocol.Server("fedcal-no-wm:rounds=3", n_classes=4)
     client = protocol.Client("fedcal-no-wm:rounds=3", *samples)
     for _ in range(3):
-        assert (request := server.request) is not None
+        request = server.request
+        assert request is not None
         first, again = client.reply(request), client.reply(request)
         assert all(torch.equal(first.content[name], value) for name, value in again.content.items())
         server.receive({"site0": first})
@@ -107,7 +108,8 @@ def test_an_exact_fit_begins_again_without_a_lost_client() -> None:
     server = protocol.Server("fed-bias", n_classes=4)
     clients = {name: protocol.Client("fed-bias", *pair) for name, pair in samples.items()}
     for _ in range(2):
-        assert (request := server.request) is not None
+        request = server.request
+        assert request is not None
         server.receive({name: client.reply(request) for name, client in clients.items()})
     assert server.drop(["site1"])
     del clients["site1"]

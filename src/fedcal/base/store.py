@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -54,6 +55,15 @@ def _umask() -> int:
 def write_json(path: Path, content: Any) -> None:
     """Sorted and indented, so that equal content is equal bytes."""
     write_bytes(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def finite(value: Any) -> Any:
+    """Replace NaN and infinity by None, at any depth: JSON has neither."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> dict[str, Any]:

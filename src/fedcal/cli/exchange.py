@@ -77,7 +77,7 @@ def server_merge(
     parts: Annotated[list[Path], typer.Argument(metavar="PART...", help="Scalers that sites have finished and sent.")],
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")],
 ) -> None:
-    """Put sites' own parts into one scaler file. Only for sites that wish so: their part tells of their label law."""
+    """Put sites' own parts into one scaler file. Only for sites that wish so: their part reveals their label distribution."""
     from fedcal.transport.files import merge
 
     print(f"{out_file} holds the global scaler and the own parts of {', '.join(merge(scaler, parts, out_file))}.")

@@ -62,41 +62,43 @@ def calibrate(
     Every figure is of a fifth of each client's samples, held out of a first fit; the scaler is then fitted on all.
     """
     from fedcal.base.store import write_json
-    from fedcal.cli import own_logits
+    from fedcal.cli import calibrate_files
     from fedcal.cli.progress import fitting
     from fedcal.data.logit_files import read_sites
     from fedcal.protocol.rounds import name_columns
     from fedcal.protocol.scaler_file import save_scaler
+    from fedcal.report.sites import table_row
+    from fedcal.report.words import difference
 
     scaler = out_dir / "scaler.safetensors"
     if scaler.exists() and not overwrite:
         raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
     chosen, read = get_method(method), read_sites(files, kind_of(probs), parse_classes(classes))
     sites = read.samples
-    kept, held = own_logits.hold_out(sites, seed)
-    judged = None
+    kept, held = calibrate_files.hold_out(sites, seed)
+    estimated = None
     if any(len(labels) for _, labels in held.values()):
         with fitting(out, "four fifths of the samples", quiet) as on_round:
-            judged = own_logits.estimate(own_logits.fit(kept, chosen, seed, on_round), held)
+            estimated = calibrate_files.estimate(calibrate_files.fit(kept, chosen, seed, on_round), held)
     with fitting(out, "all samples", quiet) as on_round:
-        final = own_logits.fit(sites, chosen, seed, on_round)
+        final = calibrate_files.fit(sites, chosen, seed, on_round)
     final.classes, final.probs = name_columns(read.classes), read.probs or None
-    summary = own_logits.summary(final, sites, seed, judged)
+    summary = calibrate_files.summary(final, sites, seed, estimated)
     save_scaler(scaler, final)
     write_json(out_dir / "summary.json", summary)
     if quiet:
         return
     names = {"before": "before", "global": "global scaler", "own": "each client's own"}
-    if judged:
-        _print_table([own_logits.cells(names[view], tallies["pooled"]) for view, tallies in judged.tallies.items()])
-        for view in judged.tallies:
+    if estimated:
+        _print_table([table_row(names[view], estimated.pooled(view)) for view in estimated.tallies])
+        for view in estimated.tallies:
             about = summary["estimate"][view]
             out.print(f"worst client, {names[view]}: {escape(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
             if view != "before":
-                print(f"{names[view]} against before: {own_logits.in_words(judged.change(view))}")
+                print(f"{names[view]} against before: {difference(estimated.difference(view, 'before'))}")
     print(
         "Samples that the scaler was not fitted on: a fifth of each client's; it was then fitted anew on all of them."
-        if judged
+        if estimated
         else "Too few samples to hold any out: nothing is known of how good the scaler is."
     )
     if "fallback" in final.params:
@@ -149,38 +151,38 @@ def evaluate(
 
     With --scaler, before and after. The samples should not be those that the scaler was fitted on.
     """
-    from fedcal.cli.own_logits import COLUMNS, cells, in_words, measure
     from fedcal.data.logit_files import read_sites
+    from fedcal.measure.views import View, measure, unchanged
     from fedcal.protocol.scaler_file import load_scaler
+    from fedcal.report.sites import COLUMNS, table_row, write_sites
+    from fedcal.report.words import difference
 
     if own and scaler is None:
         raise FedCalError("--own needs --scaler, whose own parts are meant")
     calibration = load_scaler(scaler) if scaler else None
     known = calibration.classes if calibration else ()
     sites = read_sites(files, kind_of(probs), parse_classes(classes) or known or None).samples
-    views: dict[str, Any] = {"before": lambda _, logits: logits}
+    views: dict[str, View] = {"before": unchanged}
     if calibration is not None:
         views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
     found = measure(sites, views)
-    before, after = found.tallies["before"], found.tallies.get("after")
+    before, after = found.rows("before"), found.rows("after") if calibration else None
     shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
-    rows = [cells(name, before[name]) for name in shown]
+    rows = [table_row(name, before[name]) for name in shown]
     if after:
         rows = [
             row
             for name in shown
-            for row in (cells(f"{name}, before", before[name]), cells(f"{name}, after", after[name]))
+            for row in (table_row(f"{name}, before", before[name]), table_row(f"{name}, after", after[name]))
         ]
-    ece = {name: tally.reliability.ece() for name, tally in (after or before).items() if name != "pooled"}
+    ece = {name: tally.reliability.ece() for name, tally in found.tallies["after" if after else "before"].items()}
     worst = max(ece, key=lambda name: ece[name])
     if report is not None:
-        from fedcal.report.sites import write_sites
-
         title = f"{len(sites)} sites" + (f", calibrated by {scaler}" if scaler else "")
         write_sites(report, title, ["site", *COLUMNS[1:]], rows, after or before, before if after else None)
     _print_table(rows)
     if after:
-        print(f"after against before: {in_words(found.change('after'))}")
+        print(f"after against before: {difference(found.difference('after', 'before'))}")
     out.print(f"worst client: {escape(worst)}, ECE {ece[worst]:.2%}")
     if report is not None:
         out.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
@@ -200,7 +202,7 @@ def kind_of(probs: bool | None) -> Any:
 
 
 def _print_table(rows: list[list[str]]) -> None:
-    from fedcal.cli.own_logits import COLUMNS
+    from fedcal.report.sites import COLUMNS
 
     if rows:
         table = Table(box=box.SIMPLE, padding=0)

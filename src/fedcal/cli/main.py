@@ -56,7 +56,7 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
     """Train a federation, calibrate it with every method asked for, measure, and write a run folder.
 
     [bold]fedcal run --data digits --beta 0.1[/bold] needs nothing else. The folder holds config.json, results.json,
-    rounds.jsonl, model.safetensors, one scaler file a method, and report.html.
+    rounds.jsonl, model.safetensors, one scaler file per method, and report.html.
     """
     from fedcal import report
     from fedcal.base.store import read_json

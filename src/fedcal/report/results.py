@@ -1,4 +1,4 @@
-"""What a finished run left on disk, checked once here so that the rest of the report can trust it."""
+"""The files of a finished run, checked once here so that the rest of the report can rely on them."""
 
 from __future__ import annotations
 
@@ -34,24 +34,35 @@ Verdict = Literal["lower", "higher", "unclear"]
 
 @dataclass(frozen=True)
 class Run:
+    """The content of results.json and rounds.jsonl."""
+
     results: Results
     rounds: list[dict[str, Any]]
 
 
 def load(run_dir: str | Path) -> Run:
-    """`results.json` and `rounds.jsonl` of a run folder, methods by their short labels.
+    """Read `results.json` and `rounds.jsonl` of a run folder. Methods are in the order of `METHODS`, by short labels.
 
-    A FedCalError names the file that is no good.
+    Args:
+        run_dir: the folder of a finished run.
+
+    Raises:
+        FedCalError: a file is missing or damaged; the message names it.
     """
     run_dir = Path(run_dir)
     return Run(_load_results(run_dir / "results.json"), _load_rounds(run_dir / "rounds.jsonl"))
 
 
 def compare(results: Results, name: str, other: str) -> Verdict:
-    """Whether a method's global ECE is lower or higher than another's, as far as the 95 % interval of the difference says.
+    """Whether a method's global ECE is lower or higher than another's: the 95 % interval of the difference must not hold 0.
 
-    The difference is of the same samples. Where it is not known (a Flower run), two separate 95 % intervals must be apart,
+    The difference is of the same samples. Where it was not measured, the methods' two 95 % intervals must not overlap,
     which tells fewer methods apart.
+
+    Args:
+        results: the content of results.json.
+        name: the method.
+        other: the method to compare it with.
     """
     mine, yours = (results["methods"][method]["global"] for method in (name, other))
     low, high = _difference(mine, yours, other)
@@ -97,7 +108,7 @@ def _load_results(path: Path) -> Results:
 def _labelled(methods: dict[str, Any]) -> dict[str, Any]:
     """The methods by short labels, "fedcal-plus (keep)" for "fedcal-plus:accuracy=keep".
 
-    The file's keys are sorted; people know the methods in the order of the paper, baselines first.
+    The keys of the file are sorted by name; readers expect the order of the paper, baselines first.
     """
     place = {name: i for i, name in enumerate(METHODS)}
     names = sorted(methods, key=lambda spec: (place.get(spec.partition(":")[0], len(place)), spec))

@@ -22,8 +22,8 @@ from fedcal.errors import FedCalError
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, Trained, average, copy_state, predict, train_in_turn
 from fedcal.learn.models import build
-from fedcal.measure.paired import FINEST, Paired, top_of
 from fedcal.measure.tally import Tally
+from fedcal.measure.views import Measured, View, measure
 from fedcal.protocol.rounds import Calibration, Samples, begin, calibration_round
 from fedcal.simulate.config import Config
 
@@ -140,32 +140,26 @@ def test_logits(state: Federation) -> dict[str, torch.Tensor]:
     return {c.name: predict(state.model, c.test_x) for c in state.clients}
 
 
-def evaluate(state: Federation, logits: dict[str, torch.Tensor] | None = None) -> dict[str, dict[str, list[Tally]]]:
-    """Each method's tallies on the clients' test sets: under the global scaler (`local`) and their own (`own`)."""
-    logits = test_logits(state) if logits is None else logits
-    tallies: dict[str, dict[str, list[Tally]]] = {}
-    for name, calibration in state.calibrations.items():
-        tallies[name] = {
-            "local": [_tally(calibration, logits[c.name], c, None, state.config) for c in state.clients],
-            "own": [_tally(calibration, logits[c.name], c, c.name, state.config) for c in state.clients],
-        }
-    return tallies
+def evaluate(
+    state: Federation, logits: dict[str, torch.Tensor] | None = None, compare: bool = True
+) -> dict[str, Measured]:
+    """Measure every method on the clients' test sets, one view per method.
 
+    Args:
+        state: the finished federation.
+        logits: the final model's logits on each client's test set; if not given, they are computed.
+        compare: whether to sum up what compares the methods' global scalers with each other.
 
-def compare(state: Federation, logits: dict[str, torch.Tensor]) -> Paired | None:
-    """All methods' global scalers on the clients' test sets, in joint sums that tell how far their ECEs differ.
-
-    None where there are too many bins for that.
+    Returns:
+        "local": every client under the global scaler; "own": every client under its own scaler, if it has one.
     """
-    if len(state.calibrations) * state.config.n_bins > FINEST:
-        return None
-    found: Paired | None = None
-    for client in state.clients:
-        z, labels = logits[client.name], client.test_y.cpu()
-        tops = {name: top_of(calibration.apply(z), labels) for name, calibration in state.calibrations.items()}
-        mine = Paired.of(tops, state.config.n_bins)
-        found = found + mine if found else mine
-    return found
+    logits = test_logits(state) if logits is None else logits
+    samples = {c.name: (logits[c.name], c.test_y.cpu()) for c in state.clients}
+    n_bins = state.config.n_bins
+    return {
+        "local": measure(samples, {k: _global_view(c) for k, c in state.calibrations.items()}, n_bins, compare),
+        "own": measure(samples, {k: _own_view(c) for k, c in state.calibrations.items()}, n_bins, compare=False),
+    }
 
 
 def train(state: Federation, rounds: int, after_round: Callable[[Federation, Record], None]) -> None:
@@ -262,9 +256,13 @@ def _glance(state: Federation) -> dict[str, float]:
     return {"accuracy": found["accuracy"], "ece": found["ece"]}
 
 
-def _tally(calibration: Calibration, logits: torch.Tensor, client: Client, own: str | None, config: Config) -> Tally:
-    known = own if own in calibration.own else None  # a client without calibration samples has nothing of its own
-    return Tally.of(calibration.apply(logits, known), client.test_y.cpu(), config.n_bins)
+def _global_view(scaler: Calibration) -> View:
+    return lambda _, logits: scaler.apply(logits, probs=False)
+
+
+def _own_view(scaler: Calibration) -> View:
+    """A client without calibration samples has no scaler of its own: the global one serves it."""
+    return lambda client, logits: scaler.apply(logits, client if client in scaler.own else None, probs=False)
 
 
 def _on(client: Client, device: torch.device) -> Client:

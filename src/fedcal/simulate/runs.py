@@ -1,7 +1,7 @@
 """A run from config to folder: `fedcal.run(Config(...), out="RUN")`.
 
 RUN/config.json           what was asked for
-RUN/rounds.jsonl          a line a round: loss, accuracy, ECE, clients, seconds
+RUN/rounds.jsonl          one line per round: loss, accuracy, ECE, clients, seconds
 RUN/results.json          every method's metrics (schema below), the label table, costs
 RUN/model.safetensors     the final global model
 RUN/scalers/METHOD.safetensors   each method's global scaler and the clients' own ones
@@ -12,7 +12,6 @@ RUN/checkpoint.safetensors     only while the run is unfinished
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,10 +19,10 @@ from typing import Any
 
 import torch
 
-from fedcal.base.store import append_line, read_json, write_bytes, write_json, write_tensors
+from fedcal.base.store import append_line, finite, read_json, write_bytes, write_json, write_tensors
 from fedcal.errors import FedCalError
-from fedcal.measure.paired import Paired
-from fedcal.measure.tally import Tally, over_clients, pooled
+from fedcal.measure.tally import Tally
+from fedcal.measure.views import Measured
 from fedcal.methods import method_to_json
 from fedcal.methods.method import n_bytes
 from fedcal.methods.spec import file_name
@@ -84,31 +83,34 @@ def run(
 
     federation.train(state, config.rounds, after_round)
     federation.finish(state)
-    logits = federation.test_logits(state)
-    results = summarise(state, federation.evaluate(state, logits), federation.compare(state, logits))
+    results = summarise(state, federation.evaluate(state))
     if folder:
         _save(folder, state, results)
     return results
 
 
-def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]], paired: Paired | None = None) -> Results:
-    """results.json: `methods.SPEC.{global,local,own}.METRIC` as fractions; undefined ones are null.
+def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
+    """The content of results.json: `methods.SPEC.{global,local,own}.METRIC` as fractions; undefined ones are null.
 
     SPEC is a method with its options, such as "fedcal-plus:accuracy=keep". `methods.SPEC.global.ece_against.OTHER` is its
-    ECE less OTHER's on the same samples, with its 95 % interval:
-    [difference, low, high]. It is empty where the samples were not looked at together.
+    ECE minus OTHER's on the same samples, with its 95 % interval:
+    [difference, low, high]. It is empty where the methods were not compared.
+
+    Args:
+        state: the finished federation.
+        measured: what `federation.evaluate` gives.
     """
     config, names = state.config, [c.name for c in state.clients]
     methods = {}
-    for name, found in tallies.items():
-        calibration, whole = state.calibrations[name], pooled(found["local"])
+    for name in measured["local"].tallies:
+        calibration, whole = state.calibrations[name], measured["local"].pooled(name)
         methods[name] = {
             **method_to_json(calibration.method),
             "summary": calibration.method.summary,
-            "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(paired, name)},
-            "local": over_clients(names, found["local"]),
-            "own": over_clients(names, found["own"]),
-            "clients": {kind: _by_client(found[kind]) for kind in ("local", "own")},
+            "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(measured["local"], name)},
+            "local": measured["local"].over_clients(name),
+            "own": measured["own"].over_clients(name),
+            "clients": {kind: _by_client(found.tallies[name]) for kind, found in measured.items()},
             "reliability": _bins(whole),
             "cost": {
                 "leaves": calibration.method.leaves,
@@ -144,15 +146,15 @@ def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]], pai
     )
 
 
-def _against(paired: Paired | None, name: str) -> dict[str, list[float]]:
-    others = [other for other in paired.views if other != name] if paired else []
-    return {other: list(paired.difference(name, other)) for other in others} if paired else {}
+def _against(measured: Measured, name: str) -> dict[str, list[float]]:
+    others = [other for other in measured.tallies if other != name] if measured.paired else []
+    return {other: list(measured.difference(name, other)) for other in others}
 
 
-def _by_client(tallies: list[Tally]) -> dict[str, list[float]]:
-    rows = [tally.summary() for tally in tallies]
+def _by_client(tallies: dict[str, Tally]) -> dict[str, list[float]]:
+    rows = [tally.summary() for tally in tallies.values()]
     return {
-        "n": [t.n for t in tallies],
+        "n": [tally.n for tally in tallies.values()],
         **{k: [row[k] for row in rows] for k in ("accuracy", "ece", "ece_floor", "nll")},
     }
 
@@ -167,15 +169,6 @@ def _bins(tally: Tally) -> dict[str, list[float]]:
 def _notes(calibration: Calibration) -> dict[str, float]:
     """Each remark's mean over all updates: the share of units that matching moved, of clients without a fit, …"""
     return {name: total / calibration.updates for name, total in sorted(calibration.notes.items())}
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN: undefined is null."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _version() -> str:

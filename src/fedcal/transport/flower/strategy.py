@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedcal.base.store import write_json
+from fedcal.base.store import finite, write_json
 from fedcal.errors import FedCalError
-from fedcal.measure.tally import Tally, over_clients, pooled
-from fedcal.methods import DEFAULT, method_to_json
+from fedcal.measure.views import Measured
+from fedcal.methods import DEFAULT
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.rounds import Calibration
 from fedcal.protocol.scaler_file import save_scaler
@@ -40,8 +41,7 @@ class CalibratedStrategy(Strategy):
 
     Args:
         inner: the strategy that trains.
-        method: a name (see `fedcal methods`), or one with options, such as "fedcal-plus:accuracy=keep"; `options` are the
-            method's too, e.g. `accuracy="keep"`.
+        method: see `fedcal methods`; `options` are the method's own, e.g. `accuracy="keep"`.
         n_classes: K of the model's logits.
         robust: "median" or "trimmed" in place of the mean, for methods whose nodes send scalers.
         privacy: central differential privacy of an additive method's sums.
@@ -71,7 +71,7 @@ class CalibratedStrategy(Strategy):
         self.calibrator = Calibrator(method, options, n_classes, seed, robust, privacy, n_bins)
         self.folder = Path(folder) if folder else None
         self.checkpoint = Checkpoint(self.folder / "checkpoint", self.calibrator, inner) if self.folder else None
-        self.tallies: dict[str, dict[str, Tally]] = {}
+        self.measured = Measured({})
         self._phase = "train" if self.calibrator.method.schedule == "interleaved" else "meet"
         self._silences = Counter[int]()  # how often a node let a training round time out
         self._back: dict[int, int] = {}  # the round from which on it is asked again: later each time
@@ -83,7 +83,7 @@ class CalibratedStrategy(Strategy):
     def calibration(self) -> Calibration:
         """The scaler: `calibration.predict_proba(logits)`. Nodes' own ones are at the nodes."""
         state = self.calibrator.state
-        return Calibration(state.method, state.params, n_classes=state.n_classes)
+        return Calibration(state.method, state.params, n_classes=state.n_classes, name=state.name)
 
     def summary(self) -> None:
         log(INFO, "\t├── FedCal: %s", self.calibrator.name)
@@ -116,8 +116,8 @@ class CalibratedStrategy(Strategy):
         if self.calibrator.method.rounds:
             limit = min(timeout, self.timeout)
             nodes = self.calibrator.fit(grid, nodes, arrays, limit, self._save_round)
-        self.tallies = self.calibrator.measure(grid, nodes, arrays, min(timeout, self.timeout))
-        if not self.tallies["own"]:
+        self.measured = self.calibrator.measure(grid, nodes, arrays, min(timeout, self.timeout))
+        if not self.measured.clients:
             reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.calibrator.faults}))
             raise FedCalError(f"no node is left to measure with ({reasons}): go on from the checkpoint, or start anew")
         metrics = {f"fedcal-{key}": value for key, value in self.metrics()["global"].items()}
@@ -180,14 +180,13 @@ class CalibratedStrategy(Strategy):
 
     def metrics(self) -> dict[str, Any]:
         """Metrics of all nodes' test samples together (`global`, and `uncal` before), and means over nodes."""
-        views = {view: by_name for view, by_name in self.tallies.items() if by_name}
-        if not views:
+        if not self.measured.clients:
             return {}
         return {
-            "uncal": pooled(list(views["uncal"].values())).summary(),
-            "global": pooled(list(views["local"].values())).summary(),
-            "local": over_clients(list(views["local"]), list(views["local"].values())),
-            "own": over_clients(list(views["own"]), list(views["own"].values())),
+            "uncal": self.measured.pooled("uncal").summary(),
+            "global": self.measured.pooled("local").summary(),
+            "local": self.measured.over_clients("local"),
+            "own": self.measured.over_clients("own"),
         }
 
     def report(self) -> dict[str, Any]:
@@ -195,14 +194,15 @@ class CalibratedStrategy(Strategy):
         c = self.calibrator
         last = [r["took_part"] for r in c.rounds if r["phase"] == "calibration"]
         return {
-            **method_to_json(c.method),
+            "method": c.name,
+            "options": asdict(c.method),
             "n_classes": c.n_classes,
             "federation": c.federation,
             "training_rounds": max(self._trained, self._before),
             "calibration_rounds": c.fitted,
             "restarts": c.restarts,
             "fitted_by": last[-1] if last else [],
-            "measured_by": list(self.tallies.get("own", {})),
+            "measured_by": self.measured.clients,
             "faults": c.faults,
             "rounds": c.rounds,
             "bytes_up": c.state.total_up,
@@ -215,7 +215,7 @@ class CalibratedStrategy(Strategy):
     def save(self, folder: str | Path) -> None:
         """scaler.safetensors and federation.json; the checkpoint is no longer needed."""
         save_scaler(Path(folder) / "scaler.safetensors", self.calibration)
-        write_json(Path(folder) / "federation.json", _clean(self.report()))
+        write_json(Path(folder) / "federation.json", finite(self.report()))
         if self.checkpoint:
             self.checkpoint.clear()
 
@@ -263,12 +263,3 @@ class CalibratedStrategy(Strategy):
     def _save_round(self, outcome: dict[str, Any]) -> None:
         if self.checkpoint:
             self.checkpoint.save_round(outcome)
-
-
-def _clean(value: Any) -> Any:
-    """JSON has no NaN: undefined is null."""
-    if isinstance(value, dict):
-        return {k: _clean(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_clean(v) for v in value]
-    return None if isinstance(value, float) and value - value != 0 else value

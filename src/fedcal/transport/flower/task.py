@@ -19,8 +19,7 @@ from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import write_bytes, write_json, write_tensors
 from fedcal.data import Client, skew
 from fedcal.learn.local import predict, train_locally
-from fedcal.methods import get_method, spec_of
-from fedcal.methods.spec import file_name
+from fedcal.methods import get_method
 from fedcal.protocol.rounds import Calibration
 from fedcal.protocol.scaler_file import save_scaler
 from fedcal.simulate.config import SCHEMA, Config
@@ -72,7 +71,7 @@ def serve(grid: Grid, config: str, options: dict[str, Any], out: str) -> Calibra
     state, folder = federation(config), Path(out)
     inner = ExactFedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
     strategy = CalibratedStrategy(
-        inner, spec_of_run(state.config), n_classes=len(state.classes), seed=state.config.seed, n_bins=state.config.n_bins,
+        inner, method_of(state.config), n_classes=len(state.classes), seed=state.config.seed, n_bins=state.config.n_bins,
         folder=folder, nodes=len(state.clients), **options,
     )  # fmt: skip
     rounds = state.config.rounds
@@ -82,8 +81,8 @@ def serve(grid: Grid, config: str, options: dict[str, Any], out: str) -> Calibra
     return strategy
 
 
-def spec_of_run(config: Config) -> str:
-    """The one method that a Flower run is of, with its options."""
+def method_of(config: Config) -> str:
+    """The one method that a Flower run is of."""
     return next(name for name in reversed(config.method) if name != "uncal")
 
 
@@ -91,19 +90,17 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     """The folder's files, of the nodes that took part in measuring."""
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
-    name, calibrator = spec_of(strategy.calibrator.method), strategy.calibrator
-    here = [client for client in state.clients if client.name in strategy.tallies["own"]]
-    tallies = {view: [by_name[client.name] for client in here] for view, by_name in strategy.tallies.items()}
+    name, calibrator = strategy.calibrator.name, strategy.calibrator
+    here = [client for client in state.clients if client.name in strategy.measured.clients]
     state = replace(
         state,
         clients=here,
         skew=skew(here, len(state.classes)),
-        calibrations={"uncal": Calibration(get_method("uncal"), {}, updates=1), name: calibrator.state},
+        calibrations={"uncal": Calibration(get_method("uncal"), {}, updates=1, name="uncal"), name: calibrator.state},
     )
-    both = {"uncal": {"local": tallies["uncal"], "own": tallies["uncal"]}}
-    measured = {**both, name: {"local": tallies["local"], "own": tallies["own"]}}
-    paired = calibrator.paired.renamed({"uncal": "uncal", "local": name}) if calibrator.paired else None
-    results = summarise(state, measured, paired)
+    order = [client.name for client in here]
+    views = {"local": {"uncal": "uncal", "local": name}, "own": {"uncal": "uncal", "own": name}}
+    results = summarise(state, {kind: strategy.measured.select(names, order) for kind, names in views.items()})
     about = {
         "schema": SCHEMA,
         "model": state.config.model,
@@ -113,6 +110,6 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     write_json(folder / "config.json", state.config.to_dict())
     write_bytes(folder / "rounds.jsonl", b"")  # losses stay with the strategy
     write_tensors(folder / "model.safetensors", dict(state.model.state_dict()), about)
-    save_scaler(folder / "scalers" / f"{file_name(name)}.safetensors", strategy.calibration)
+    save_scaler(folder / "scalers" / f"{name}.safetensors", strategy.calibration)
     write_json(folder / "results.json", results)
     report.write(folder)

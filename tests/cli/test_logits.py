@@ -15,10 +15,8 @@ import torch
 
 import fedcal
 from fedcal import FedCalError
-from fedcal.cli import own_logits
 from fedcal.cli.main import main
 from fedcal.data.logit_files import read_site
-from fedcal.measure import reliability
 from fedcal.protocol.scaler_file import load_scaler
 
 FILES = ["siteA.npz", "siteB.csv", "siteC.parquet"]
@@ -270,27 +268,8 @@ def test_bad_files(case: tuple[Callable[[], Any], str, str], place: Path, capsys
     assert snapshot(place) == before
 
 
-def test_measuring_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    sites = {f"site{s}": tuple(map(torch.from_numpy, draw(s))) for s in range(3)}
-    views = {"before": lambda _, logits: logits, "after": lambda name, logits: logits / (2 + (name == "site1"))}
-    whole = own_logits.measure(sites, views)
-    monkeypatch.setattr(reliability, "ENTRIES", 7 * K)  # seven rows
-    small = own_logits.measure(sites, views)
-    for view, tallies in whole.tallies.items():
-        for name, tally in tallies.items():
-            assert small.tallies[view][name].reliability == tally.reliability
-            assert small.tallies[view][name].summary() == pytest.approx(tally.summary(), rel=1e-12)
-    assert small.change("after") == pytest.approx(whole.change("after"), rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ((-0.05, -0.07, -0.02), "5.00 points lower"),
-        ((0.01, -0.02, 0.03), "1.00 points higher"),
-        ((0.02, 0.01, 0.03), "a clear"),
-    ],
-)
-def test_a_change_in_words(change: tuple[float, float, float], said: str) -> None:
-    text = own_logits.in_words(change)
-    assert said in text and ("not told apart" in text) == (change[1] <= 0 <= change[2])
+def test_no_site_is_named_like_the_pooled_row(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("siteA.npz").rename("pooled.npz")
+    for line in ("evaluate pooled.npz", "calibrate pooled.npz siteB.csv --method fed-ts --out new -q"):
+        assert "a site cannot be named 'pooled'" in command(capsys, line, code=2)
+    assert not Path("new").exists()
