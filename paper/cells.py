@@ -4,21 +4,18 @@
 on a CPU. `fit` fits all methods in worker processes, a cell each, while `train` goes on with the next. Both skip what is
 there already, so that work goes on where it stopped.
 
-    RUNS/NAME/          the recording of a cell, and its scalers (large; never committed)
-    RESULTS/NAME.json   config, commit, device, seconds, and every method's metrics
+    RUNS/NAME/        the recording of a cell, and its scalers (large; never committed)
+    OUT/DATA.json     every cell of a data set: config, commit, device, seconds and every method's metrics
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import multiprocessing
 import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,21 +23,21 @@ from typing import Any
 import torch
 
 from fedcal.base.seeds import numpy_rng
-from fedcal.base.store import read_json, read_tensors, write_json, write_tensors
+from fedcal.base.store import finite, read_tensors, write_tensors
 from fedcal.data import DATASETS, Dataset, load
 from fedcal.learn.local import Job, copy_state
 from fedcal.measure.tally import Tally, over_clients, pooled
 from fedcal.methods import METHODS, Method, get_method
 from fedcal.methods.fedcal import FedCal
-from fedcal.nets.batched import calibration_rounds
 from fedcal.protocol.rounds import Calibration, begin, calibrate
 from fedcal.protocol.scaler_file import load_scaler, save_scaler
 from fedcal.simulate import federation
 from fedcal.simulate.config import Config
-from fedcal.simulate.runs import finite
+from paper import results
+from paper.batched import stacked_round
 from paper.recording import Recording, write_final, write_round
+from paper.together import run_rounds
 
-KEEP = "local/train"  # what Algorithm 1 as printed is fitted on
 METHOD_NAMES = (*METHODS, "fedcal-plus-keep")  # the flagship in both modes
 
 Say = Callable[[str], None]
@@ -106,27 +103,26 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
         states += pool.map(lambda cell: _assemble(cell, states[0].train), cells[1:])
     label = name_of(first) if len(cells) == 1 else f"{first.data} {first.model}, {len(cells)} cells"
     say(f"{label}: ready after {time.perf_counter() - began:.0f} s")
-    training, steps = time.perf_counter(), 0
+    training, steps, keep_logits = time.perf_counter(), 0, [_keeps_rounds(cell) for cell in cells]
     with ThreadPoolExecutor(1) as writer:
         written: list[Future[None]] = []
         for t in range(1, first.rounds + 1):
-            records = federation.run_rounds(states, glance=False)
-            for state, record in zip(states, records, strict=True):
-                steps += _steps(state, record)
-                if state.keep:
-                    folder = runs / name_of(state.config)
-                    written.append(writer.submit(write_round, folder, t, state.seen))
+            rounds = run_rounds(states, keep_logits)
+            steps += sum(round.steps for round in rounds)
+            for cell, round in zip(cells, rounds, strict=True):
+                if round.logits:
+                    written.append(writer.submit(write_round, runs / name_of(cell), t, round.logits))
             if t % max(1, first.rounds // 10) == 0 or t == 1:
                 spent = time.perf_counter() - training
-                say(f"{label}: round {t} of {first.rounds}, loss {records[0]['loss']:.3f}, {spent:.0f} s")
+                say(f"{label}: round {t} of {first.rounds}, loss {rounds[0].loss:.3f}, {spent:.0f} s")
         for future in written:
             future.result()
     seconds = time.perf_counter() - training
     for cell, state in zip(cells, states, strict=True):
-        folder = runs / name_of(state.config)
+        folder = runs / name_of(cell)
         speed = {"seconds": seconds / len(cells), "together": len(cells), "ms_a_step": 1000 * seconds / steps}
-        methods = [name for name in cell.method if state.keep or method(name).schedule != "interleaved"]
-        told = {**speed, **machine(), "methods": methods}
+        methods = [name for name in cell.method if _keeps_rounds(cell) or method(name).schedule != "interleaved"]
+        told = {**speed, **results.machine(), "methods": methods}
         model = {name: value.cpu() for name, value in state.model.state_dict().items()}
         write_tensors(folder / "model.safetensors", model, {"schema": 1, **told})
         if tune:
@@ -137,17 +133,13 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
 
 
 def _assemble(cell: Config, train: federation.Trainer | None = None) -> federation.Federation:
-    """The cell's federation, its methods left for later; what Algorithm 1 as printed needs of each round is kept."""
-    state = federation.assemble(replace(cell, method=("uncal",)), _dataset(cell), train)
-    if "fedcal-literal" in cell.method and cell.algorithm == "fedavg":
-        state.keep = (KEEP,)
-    return state
+    """The cell's federation; its methods are fitted later, on the recording."""
+    return federation.assemble(replace(cell, method=("uncal",)), _dataset(cell), train)
 
 
-def _steps(state: federation.Federation, record: federation.Record) -> int:
-    """How many batches the round's clients trained on."""
-    chosen = state.clients if state.config.algorithm == "centralised" else [state.clients[c] for c in record["clients"]]
-    return state.config.epochs * sum(math.ceil(c.n / (state.config.batch_size or 256)) for c in chosen)
+def _keeps_rounds(cell: Config) -> bool:
+    """Whether to record every round: Algorithm 1 as printed is fitted on what its clients see."""
+    return "fedcal-literal" in cell.method and cell.algorithm == "fedavg"
 
 
 @functools.lru_cache(maxsize=1)
@@ -178,36 +170,53 @@ def _tune(state: federation.Federation, folder: Path) -> None:
 
 
 def fit(
-    folders: Iterable[Path], results: Path, say: Say, names: Sequence[str] = METHOD_NAMES, workers: int | None = None
+    folders: Iterable[Path], out: Path, say: Say, names: Sequence[str] = METHOD_NAMES, workers: int | None = None
 ) -> list[dict[str, Any]]:
-    """Fit and measure every method on every recorded cell; returns the cells' results.
+    """Fit and measure every method on every recorded cell.
 
-    Folders may come from `train` itself: a cell is fitted while the next ones are being trained.
+    Args:
+        folders: The recordings; they may come from `train` itself, so that a cell is fitted while others are trained.
+        out: Folder of the results, one file per data set; what it has is not fitted again.
+        say: Is told of every cell that is finished.
+        names: The methods.
+        workers: How many processes fit; as many as there are cores unless given.
+
+    Returns:
+        The cells' results, in the order of the folders.
     """
-    began, known = time.perf_counter(), []
+    began, known, fitted = time.perf_counter(), [], 0
     workers, spawn = workers or os.cpu_count() or 1, multiprocessing.get_context("spawn")
+    waiting: set[Future[dict[str, Any]]] = set()
+
+    def keep(done: Iterable[Future[dict[str, Any]]]) -> None:
+        nonlocal fitted
+        for task in done:
+            found, fitted = task.result(), fitted + 1
+            results.add(_file(out, found["config"]["data"]), found["name"], found)
+            say(f"fitted {fitted}: {found['name']}, {time.perf_counter() - began:.0f} s")
+
     with ProcessPoolExecutor(workers, spawn, initializer=_in_background) as pool:
         submit = pool.submit if workers > 1 else _at_once
-        tasks: list[Future[str]] = []
-        told = 0
-
-        def tell(wait: bool) -> None:
-            nonlocal told
-            while told < len(tasks) and (wait or tasks[told].done()):
-                text, told = tasks[told].result(), told + 1
-                say(f"fitted {told} of {len(tasks)}: {text}, {time.perf_counter() - began:.0f} s")
-
         try:
             for folder in folders:
-                known.append(folder)
-                if not _finished(folder, results, names):
-                    tasks.append(submit(fit_cell, folder, results, tuple(names)))
-                tell(wait=False)
-            tell(wait=True)
+                data = read_tensors(folder / "final.safetensors")[1]["config"]["data"]
+                known.append((folder.name, data))
+                stored = results.read(_file(out, data)).get(folder.name, {"methods": {}})
+                if not set(possible(folder, names)) <= set(stored["methods"]):
+                    waiting.add(submit(fit_cell, folder, tuple(names)))
+                ready = {task for task in waiting if task.done()}
+                waiting -= ready
+                keep(ready)
+            keep(as_completed(waiting))
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # what has begun is finished and kept
+            pool.shutdown(cancel_futures=True)  # what has begun is finished; its scalers are kept
             raise
-    return [read_json(results / f"{folder.name}.json") for folder in known]
+    files = {data: results.read(_file(out, data)) for _, data in known}
+    return [files[data][name] for name, data in known]
+
+
+def _file(out: Path, data: str) -> Path:
+    return out / f"{data}.json"
 
 
 def _in_background() -> None:
@@ -217,8 +226,8 @@ def _in_background() -> None:
     os.nice(10)
 
 
-def _at_once(task: Callable[..., str], *args: Any) -> Future[str]:
-    future: Future[str] = Future()
+def _at_once(task: Callable[..., dict[str, Any]], *args: Any) -> Future[dict[str, Any]]:
+    future: Future[dict[str, Any]] = Future()
     future.set_result(task(*args))
     return future
 
@@ -229,13 +238,8 @@ def possible(folder: Path, names: Sequence[str]) -> list[str]:
     return [name for name in names if plain_name(name)[0] in asked]
 
 
-def _finished(folder: Path, results: Path, names: Sequence[str]) -> bool:
-    path = results / f"{folder.name}.json"
-    return path.exists() and set(possible(folder, names)) <= set(read_json(path)["methods"])
-
-
-def fit_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
-    """The methods that are not fitted yet, then everyone's metrics on the test data."""
+def fit_cell(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Fit the methods that are not fitted yet; returns everyone's metrics on the test data."""
     record, began = Recording(folder), time.perf_counter()
     methods: dict[str, Any] = {}
     for name in possible(folder, names):
@@ -248,12 +252,11 @@ def fit_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
         methods[name] = measure(calibration, record)
     content = {
         **about(record),
-        "fitting": {"seconds": time.perf_counter() - began, **machine()},
+        "fitting": {"seconds": time.perf_counter() - began, **results.machine()},
         "G": record.about["G"],
         "methods": methods,
     }
-    write_json(results / f"{folder.name}.json", finite(content))
-    return folder.name
+    return finite(content)
 
 
 def about(record: Recording) -> dict[str, Any]:
@@ -275,10 +278,10 @@ def _fit(record: Recording, name: str) -> Calibration:
     state = begin(method(name), record.n_classes, seed, plain_name(name)[0])  # all clients' nets at once
     if method(name).schedule == "interleaved":
         for t in range(1, record.config.rounds + 1):
-            calibration_rounds([state], [record.round(t, KEEP)], [seed])
+            stacked_round(state, record.round(t), seed)
     frozen = {name: pair for name, pair in record.samples().items() if len(pair[1])}
     for _ in range(method(name).rounds):
-        calibration_rounds([state], [frozen], [seed])
+        stacked_round(state, frozen, seed)
     return state
 
 
@@ -293,24 +296,3 @@ def measure(calibration: Calibration, record: Recording) -> dict[str, Any]:
         out[kind] = {k: v for k, v in over_clients(record.names, tallies).items() if k != "spread"}
         out[kind]["ece_by_client"] = [t.summary()["ece"] if t.n else None for t in tallies]
     return out
-
-
-def machine() -> dict[str, str]:
-    """Where and with what: for the record."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
-    return {"commit": commit(), "device": device, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def commit() -> str:
-    """The checkout's commit, with + where files differ from it; $FEDCAL_COMMIT where there is no repository."""
-    if given := os.environ.get("FEDCAL_COMMIT"):
-        return given
-    here = Path(__file__).parent
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        )
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return found.stdout.strip() + ("+" if dirty.stdout.strip() else "")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paper.cells import METHOD_NAMES
 from paper.plan import table1 as cells
-from paper.present import LABELS, Result, Spread, Table, by, figures, metric, over_seeds, write
+from paper.present import LABELS, Result, Spread, Table, by, metric, over_seeds, write
 
 COLUMNS: tuple[str, ...] = (
     "uncal",
@@ -49,7 +49,7 @@ __all__ = ["PAPER", "cells", "present"]
 
 
 def present(results: Sequence[Result], out: Path) -> None:
-    """table1.{json,md,tex,png}: accuracy, every method's global ECE, the floor; sums and the headline's ratios."""
+    """table1.{md,tex,png}: accuracy, every method's global ECE, the floor; sums and the headline's ratios."""
     groups = by(results, "data", "beta")
     rows, sums = [], dict.fromkeys(COLUMNS, 0.0)
     for (data, beta), some in groups.items():
@@ -92,8 +92,8 @@ def present(results: Sequence[Result], out: Path) -> None:
             for (a, b), r in ((key.split(" / "), value) for key, value in ratios.items())
         ],
     )
-    content = {"cells": figures(results), "sums": {k: v for k, v in sums.items() if v == v}, "ratios": ratios}
-    write(out, "table1", content, [ours, beside, headline, _all_methods(list(groups.values()))])
+    tables = [ours, beside, headline, _all_methods(list(groups.values()))]
+    write(out, "table1", results, tables, sums={k: v for k, v in sums.items() if v == v}, ratios=ratios)
     _draw(groups, out / "table1.png")
 
 

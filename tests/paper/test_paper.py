@@ -138,7 +138,7 @@ def test_every_plan_names_each_cell_once():
 
 def test_unknown_names_and_data(tmp_path):
     assert CliRunner().invoke(app, ["paper", "table9"]).exit_code == 2
-    with pytest.raises(FedCalError, match="has no cells of heart"):
+    with pytest.raises(FedCalError, match="has no federations of heart"):
         experiments.reproduce("table2", tmp_path, tmp_path, (0,), True, "cpu", print, ["heart"])
 
 

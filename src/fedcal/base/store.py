@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -54,6 +55,15 @@ def _umask() -> int:
 def write_json(path: Path, content: Any) -> None:
     """Sorted and indented, so that equal content is equal bytes."""
     write_bytes(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def finite(value: Any) -> Any:
+    """The same content with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ RUN/checkpoint.safetensors     only while the run is unfinished
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fedcal.base.store import append_line, read_json, write_bytes, write_json, write_tensors
+from fedcal.base.store import append_line, finite, read_json, write_bytes, write_json, write_tensors
 from fedcal.errors import FedCalError
 from fedcal.measure.paired import Paired
 from fedcal.measure.tally import Tally, over_clients, pooled
@@ -163,15 +162,6 @@ def _bins(tally: Tally) -> dict[str, list[float]]:
 def _notes(calibration: Calibration) -> dict[str, float]:
     """Each remark's mean over all updates: the share of units that matching moved, of clients without a fit, …"""
     return {name: total / calibration.updates for name, total in sorted(calibration.notes.items())}
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN: undefined is null."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _version() -> str:

@@ -21,7 +21,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedcal.base.store import write_json
+from fedcal.base.store import finite, write_json
 from fedcal.errors import FedCalError
 from fedcal.measure.tally import Tally, over_clients, pooled
 from fedcal.methods import DEFAULT
@@ -216,7 +216,7 @@ class CalibratedStrategy(Strategy):
     def save(self, folder: str | Path) -> None:
         """scaler.safetensors and federation.json; the checkpoint is no longer needed."""
         save_scaler(Path(folder) / "scaler.safetensors", self.calibration)
-        write_json(Path(folder) / "federation.json", _clean(self.report()))
+        write_json(Path(folder) / "federation.json", finite(self.report()))
         if self.checkpoint:
             self.checkpoint.clear()
 
@@ -264,12 +264,3 @@ class CalibratedStrategy(Strategy):
     def _save_round(self, outcome: dict[str, Any]) -> None:
         if self.checkpoint:
             self.checkpoint.save_round(outcome)
-
-
-def _clean(value: Any) -> Any:
-    """JSON has no NaN: undefined is null."""
-    if isinstance(value, dict):
-        return {k: _clean(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_clean(v) for v in value]
-    return None if isinstance(value, float) and value - value != 0 else value
