@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.store import write_bytes
+from fedcal.report.booktabs import latex_table
 from paper import results as files
 
 Result = dict[str, Any]  # of one cell: see cells.py
@@ -83,12 +84,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
-        body = " \\\\\n".join(" & ".join(_tex(cell) for cell in row) for row in self.rows)
-        head = " & ".join(_tex(cell) for cell in self.columns)
-        return (
-            f"% {self.title}\n\\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}\n\\toprule\n{head} \\\\\n\\midrule\n"
-            f"{body} \\\\\n\\bottomrule\n\\end{{tabular}}\n"
-        )
+        return latex_table(self.columns, self.rows, self.title)
 
 
 def write(
@@ -107,10 +103,3 @@ def write_pages(out: Path, name: str, tables: Sequence[Table], words: str = "") 
 
 def _line(row: Sequence[Any]) -> str:
     return "| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |"
-
-
-def _tex(cell: Any) -> str:
-    text = "" if cell is None else str(cell)
-    for a, b in (("%", "\\%"), ("β", "$\\beta$"), ("µ", "$\\mu$"), ("±", "$\\pm$"), ("−", "$-$"), ("_", "\\_")):
-        text = text.replace(a, b)
-    return text

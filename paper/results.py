@@ -4,6 +4,7 @@
     OUT/tables.json          every table and figure: the federations it is made of, and what it sums up
     OUT/ensemble.json        the ensembles, one federation per line
     OUT/figure5.json, theory.json      settings, and one line per seed
+    results/studies/         what the scripts in paper/studies gave
 
 The files are ordinary JSON objects. Numbers keep all their digits, so what is read equals what was written.
 """
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 
 from fedcal.base.store import finite, read_json, write_bytes
+
+STUDIES = Path(__file__).parent / "results" / "studies"  # what the scripts in paper/studies gave
 
 
 def write(path: Path, content: dict[str, Any], depth: int = 1) -> None:

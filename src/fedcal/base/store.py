@@ -58,11 +58,11 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The same content with None for NaN and infinity, which JSON does not have."""
+    """Replace NaN and infinity by None, at any depth: JSON has neither."""
     if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
+        return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [finite(entry) for entry in value]
+        return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -114,12 +114,6 @@ def run_round(state: Federation) -> Record:
     return {**record, "seconds": time.perf_counter() - began}
 
 
-def train(state: Federation, rounds: int, after_round: Callable[[Federation, Record], None]) -> None:
-    """Rounds up to the given one."""
-    while state.round < rounds:
-        after_round(state, run_round(state))
-
-
 def choose_clients(state: Federation) -> list[int]:
     """Line 3: draw the m clients of this round."""
     m = state.config.clients_per_round or min(5, len(state.clients))
@@ -142,6 +136,7 @@ def training_jobs(state: Federation, chosen: list[int]) -> list[Job]:
         rng = numpy_rng(seed, "batches", t, f"client {c}")
         jobs.append(Job(received, clients[c].train_x, clients[c].train_y, rng, before, after))
     return jobs
+
 
 def average_models(state: Federation, jobs: list[Job], trained: list[Trained]) -> float:
     """Line 7: the new global model is the clients' average, weighted by their samples; returns their mean loss."""
@@ -167,6 +162,7 @@ def calibrate_alongside(state: Federation, chosen: list[int], trained: list[Trai
                 logits = seen[method.fit_on]
             samples[clients[c].name] = logits.double(), _labels(clients[c], method.fit_on)
         calibration_round(calibration, samples, config.seed)
+
 
 # --- after training ------------------------------------------------------------------------------------------------
 
@@ -215,6 +211,12 @@ def compare(state: Federation, logits: dict[str, torch.Tensor]) -> Paired | None
         mine = Paired.of(tops, state.config.n_bins)
         found = found + mine if found else mine
     return found
+
+
+def train(state: Federation, rounds: int, after_round: Callable[[Federation, Record], None]) -> None:
+    """Rounds up to the given one."""
+    while state.round < rounds:
+        after_round(state, run_round(state))
 
 
 # --- parts of the above ------------------------------------------------------------------------------------------
