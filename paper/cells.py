@@ -14,7 +14,7 @@ import functools
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from fedcal.base.store import finite, read_tensors, write_tensors
 from fedcal.data import DATASETS, Dataset, load
 from fedcal.learn.local import Job, copy_state
 from fedcal.measure.tally import Tally, over_clients, pooled
-from fedcal.methods import METHODS, Method, get_method
+from fedcal.methods import METHODS, get_method
 from fedcal.methods.fedcal import FedCal
 from fedcal.protocol.rounds import Calibration, begin, calibrate
 from fedcal.protocol.scaler_file import load_scaler, save_scaler
@@ -38,7 +38,11 @@ from paper.batched import stacked_round
 from paper.recording import Recording, write_final, write_round
 from paper.together import run_rounds
 
-METHOD_NAMES = (*METHODS, "fedcal-plus-keep")  # the flagship in both modes
+Methods = Mapping[str, tuple[str, dict[str, Any]]]  # by the name in the tables: a method's own name, and its options
+FITTED: Methods = {
+    **{name: (name, {}) for name in METHODS},
+    "fedcal-plus-keep": ("fedcal-plus", {"accuracy": "keep"}),
+}
 
 Say = Callable[[str], None]
 
@@ -55,16 +59,6 @@ def name_of(config: Config) -> str:
     if config.algorithm != "fedavg":
         parts.append(config.algorithm)
     return "-".join((*parts, f"s{config.seed}"))
-
-
-def plain_name(name: str) -> tuple[str, dict[str, Any]]:
-    """A method's own name and its options: the flagship has a name here for each of its modes."""
-    return ("fedcal-plus", {"accuracy": "keep"}) if name == "fedcal-plus-keep" else (name, {})
-
-
-def method(name: str) -> Method:
-    own, options = plain_name(name)
-    return get_method(own, **options) if options else METHODS[own]
 
 
 # --- training ------------------------------------------------------------------------------------------------------
@@ -121,7 +115,7 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
     for cell, state in zip(cells, states, strict=True):
         folder = runs / name_of(cell)
         speed = {"seconds": seconds / len(cells), "together": len(cells), "ms_a_step": 1000 * seconds / steps}
-        methods = [name for name in cell.method if _keeps_rounds(cell) or method(name).schedule != "interleaved"]
+        methods = [name for name in cell.method if _keeps_rounds(cell) or METHODS[name].schedule != "interleaved"]
         told = {**speed, **results.machine(), "methods": methods}
         model = {name: value.cpu() for name, value in state.model.state_dict().items()}
         write_tensors(folder / "model.safetensors", model, {"schema": 1, **told})
@@ -170,7 +164,7 @@ def _tune(state: federation.Federation, folder: Path) -> None:
 
 
 def fit(
-    folders: Iterable[Path], out: Path, say: Say, names: Sequence[str] = METHOD_NAMES, workers: int | None = None
+    folders: Iterable[Path], out: Path, say: Say, methods: Methods = FITTED, workers: int | None = None
 ) -> list[dict[str, Any]]:
     """Fit and measure every method on every recorded cell.
 
@@ -178,7 +172,7 @@ def fit(
         folders: The recordings; they may come from `train` itself, so that a cell is fitted while others are trained.
         out: Folder of the results, one file per data set; what it has is not fitted again.
         say: Is told of every cell that is finished.
-        names: The methods.
+        methods: What to fit.
         workers: How many processes fit; as many as there are cores unless given.
 
     Returns:
@@ -202,8 +196,8 @@ def fit(
                 data = read_tensors(folder / "final.safetensors")[1]["config"]["data"]
                 known.append((folder.name, data))
                 stored = results.read(_file(out, data)).get(folder.name, {"methods": {}})
-                if not set(possible(folder, names)) <= set(stored["methods"]):
-                    waiting.add(submit(fit_cell, folder, tuple(names)))
+                if not set(possible(folder, methods)) <= set(stored["methods"]):
+                    waiting.add(submit(fit_cell, folder, methods))
                 ready = {task for task in waiting if task.done()}
                 waiting -= ready
                 keep(ready)
@@ -232,29 +226,29 @@ def _at_once(task: Callable[..., dict[str, Any]], *args: Any) -> Future[dict[str
     return future
 
 
-def possible(folder: Path, names: Sequence[str]) -> list[str]:
-    """Those of the methods that the cell was recorded for: what runs within training rounds needs the rounds."""
+def possible(folder: Path, methods: Methods) -> Methods:
+    """The methods that the cell was recorded for: those that run beside training need every round."""
     asked = read_tensors(folder / "final.safetensors")[1]["methods"]
-    return [name for name in names if plain_name(name)[0] in asked]
+    return {label: method for label, method in methods.items() if method[0] in asked}
 
 
-def fit_cell(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def fit_cell(folder: Path, methods: Methods) -> dict[str, Any]:
     """Fit the methods that are not fitted yet; returns everyone's metrics on the test data."""
     record, began = Recording(folder), time.perf_counter()
-    methods: dict[str, Any] = {}
-    for name in possible(folder, names):
-        path = folder / "scalers" / f"{name}.safetensors"
+    measured: dict[str, Any] = {}
+    for label, (name, options) in possible(folder, methods).items():
+        path = folder / "scalers" / f"{label}.safetensors"
         if path.exists():
             calibration = load_scaler(path)
         else:
-            calibration = _fit(record, name)
+            calibration = _fit(record, name, options)
             save_scaler(path, calibration)
-        methods[name] = measure(calibration, record)
+        measured[label] = measure(calibration, record)
     content = {
         **about(record),
         "fitting": {"seconds": time.perf_counter() - began, **results.machine()},
         "G": record.about["G"],
-        "methods": methods,
+        "methods": measured,
     }
     return finite(content)
 
@@ -270,17 +264,17 @@ def about(record: Recording) -> dict[str, Any]:
     }
 
 
-def _fit(record: Recording, name: str) -> Calibration:
-    seed = record.config.seed
-    if not isinstance(method(name), FedCal):
-        own, options = plain_name(name)
-        return calibrate(record.samples(), own, seed=seed, **options)
-    state = begin(method(name), record.n_classes, seed, plain_name(name)[0])  # all clients' nets at once
-    if method(name).schedule == "interleaved":
+def _fit(record: Recording, name: str, options: dict[str, Any]) -> Calibration:
+    """Fit one method on the recorded logits; FedCal's nets are trained in stacks."""
+    seed, method = record.config.seed, get_method(name, **options)
+    if not isinstance(method, FedCal):
+        return calibrate(record.samples(), name, seed=seed, **options)
+    state = begin(method, record.n_classes, seed, name)
+    if method.schedule == "interleaved":
         for t in range(1, record.config.rounds + 1):
             stacked_round(state, record.round(t), seed)
-    frozen = {name: pair for name, pair in record.samples().items() if len(pair[1])}
-    for _ in range(method(name).rounds):
+    frozen = {client: pair for client, pair in record.samples().items() if len(pair[1])}
+    for _ in range(method.rounds):
         stacked_round(state, frozen, seed)
     return state
 

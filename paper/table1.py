@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paper.cells import METHOD_NAMES
+from paper.cells import FITTED
 from paper.plan import table1 as cells
 from paper.present import LABELS, Result, Spread, Table, by, metric, over_seeds, write
 
@@ -99,7 +99,7 @@ def present(results: Sequence[Result], out: Path) -> None:
 
 def _all_methods(groups: Sequence[Sequence[Result]]) -> Table:
     """Every method over all cells: errors of the global scaler pooled and at the clients, and of a client's own."""
-    kept = [n for n in METHOD_NAMES if all(any(n in result["methods"] for result in some) for some in groups)]
+    kept = [n for n in FITTED if all(any(n in result["methods"] for result in some) for some in groups)]
 
     def sums(name: str, kind: str, *keys: str) -> list[float]:
         return [sum(s.mean for some in groups if (s := over_seeds(some, metric(name, kind, key)))) for key in keys]
