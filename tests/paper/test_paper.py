@@ -1,15 +1,19 @@
 """Tables and figures made of small trained cells: what they print is what was measured."""
 
 import os
+import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 import paper
 from fedcal import Config, FedCalError
 from paper import cells, ensemble, figure1, figure2, figure4, momentum, plan, table1, table2, table3
-from paper.__main__ import main
+from paper.__main__ import app, main
 from paper.present import Table, by, metric, over_seeds
 from paper.results import read
 
@@ -168,6 +172,16 @@ def test_the_command_measures_prints_and_goes_on_where_it_stopped(tmp_path, caps
         assert stopped.value.code == 0 and said in printed and "# Theorem 4.4" in printed
         assert ("theory: seed" in printed) == bool(said)
     assert sorted(p.name for p in (tmp_path / "quick").iterdir()) == ["theory.json", "theory.md", "theory.png"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "paper/PAPER.md"])
+def test_the_commands_that_the_pages_show_parse(page):
+    text = (Path(paper.__file__).parents[1] / page).read_text(encoding="utf-8")
+    lines = re.findall(r"^ *python -m paper (.*)$", text, re.MULTILINE)
+    assert len(lines) > 1
+    for line in lines:
+        words = shlex.split(line.replace("$what", "table1"), comments=True)
+        typer.main.get_command(app).make_context("paper", words)
 
 
 def test_data_that_a_table_does_not_have(tmp_path):

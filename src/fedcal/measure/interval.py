@@ -9,7 +9,7 @@ low   the bias of T is as large as it plausibly is: every bin's gap is one stand
 high  the bias of T is as small as it can be for this θ: by convexity, when the gaps are proportional to σ_b.
 
 The tests use the variances that the tested θ implies, as Wilson's interval for a proportion does, not those of the
-measured accuracies, which are zero where no error was seen. `experiments/ece_interval.py` measures the coverage.
+measured accuracies, which are zero where no error was seen. `paper/studies/ece_interval.py` measures the coverage.
 """
 
 from __future__ import annotations

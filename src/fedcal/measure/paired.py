@@ -8,7 +8,7 @@ e = confidence − correct. The sum over clients gives the covariance of all bin
 
 The bias of T_a (see `interval.py`) can only make the difference too large, that of T_b only too small; each is bounded by
 its largest plausible value. Nor can the difference lie beyond what the intervals of the two ECEs allow.
-`experiments/ece_difference.py` measures coverage and power.
+`paper/studies/ece_difference.py` measures coverage and power.
 """
 
 from __future__ import annotations
