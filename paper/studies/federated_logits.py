@@ -1,6 +1,6 @@
 """Post-hoc methods on the logits of real federations: ECE, noise floor, NLL and accuracy, global and local, cell by cell.
 
-    python experiments/federated_logits.py FILE.npz … [--method fedcal-plus …] [--out FILE.json]
+    python -m paper.studies.federated_logits FILE.npz … [--method fedcal-plus …] [--out FILE.json]
 
 Each file holds a federation: cal_logits, cal_labels, cal_client, test_logits, test_labels, test_client.
 Scalers are fitted on the clients' calibration splits; the whole test set is used once, to measure. `NAME keep` stands for
@@ -10,7 +10,6 @@ Scalers are fitted on the clients' calibration splits; the whole test set is use
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 
 import fedcal
 from fedcal.measure.tally import Tally, over_clients, pooled
+from paper.results import write
 
 DEFAULT = ["uncal", "val-ts", "fed-bias", "fedcal-plus", "fedcal-plus keep"]
 METRICS = ("ece", "ece_floor", "nll", "accuracy", "top3", "brier", "classwise_ece", "debiased_l2")
@@ -79,7 +79,7 @@ def main() -> None:
                 flush=True,
             )
         if args.out:
-            args.out.write_text(json.dumps(table, indent=1))
+            write(args.out, table)
     print()
     for name in methods:
         rows = [cell[name] for cell in table.values()]

@@ -4,13 +4,12 @@ The paper leaves open what a scaler is fitted on, whose logits, where it starts,
 (docs/paper.md). Here every reading runs beside the others on the same federation: Fashion-MNIST and CIFAR-10, whose
 *training* sets are cut anew into a part to train on and a part to judge by. The official test sets stay closed.
 
-    python experiments/readings.py --data fashion-mnist --beta 0.1 --momentum 0 --seed 100 --device cuda --out FILE.json
+    python -m paper.studies.readings --data fashion-mnist --beta 0.1 --momentum 0 --seed 100 --device cuda [--out FILE.json]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from fedcal.methods import METHODS, Method
 from fedcal.methods.fedcal import FedCal
 from fedcal.protocol.rounds import begin
 from fedcal.simulate import federation
+from paper.results import STUDIES, add
 
 BASE = FedCal(
     schedule="interleaved",
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=100)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=STUDIES / "readings.json")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -127,7 +127,8 @@ def main() -> None:
             flush=True,
         )
     about = {k: v for k, v in vars(args).items() if k != "out"}
-    args.out.write_text(json.dumps({**about, "seconds": time.perf_counter() - began, "readings": rows}, indent=1))
+    name = f"{args.data}-{args.beta:g}-{args.momentum:g}-s{args.seed}"
+    add(args.out, name, {**about, "seconds": time.perf_counter() - began, "readings": rows})
 
 
 if __name__ == "__main__":

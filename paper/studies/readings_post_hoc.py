@@ -2,13 +2,12 @@
 
 Each client's calibration split is cut: two thirds to fit on, one third to judge by. Test sets stay closed.
 
-    python experiments/readings_post_hoc.py FILE.npz … --out FILE.json        (files as in federated_logits.py)
+    python -m paper.studies.readings_post_hoc FILE.npz … [--out FILE.json]      (files as in federated_logits.py)
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fedcal.measure.tally import Tally
 from fedcal.methods import METHODS, Method
 from fedcal.methods.fedcal import FedCal
 from fedcal.protocol.rounds import begin, calibration_round
+from paper.results import write
 
 OWN = FedCal(schedule="post-hoc", net="sorted", start="matched", rounds=30)
 GLOBAL = replace(OWN, start="global")
@@ -61,7 +61,7 @@ def main() -> None:
         rows = [cell[name] for cell in table.values()]
         print(f"{name:32s} ECE {100 * sum(r['ece'] for r in rows):6.2f}  NLL {np.mean([r['nll'] for r in rows]):.4f}")
     if args.out:
-        args.out.write_text(json.dumps(table, indent=1))
+        write(args.out, table)
 
 
 if __name__ == "__main__":

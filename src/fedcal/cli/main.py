@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedcal import __version__
 from fedcal.cli import exchange as cli_exchange
 from fedcal.cli import federate as cli_federate
 from fedcal.cli import logits as cli_files
+from fedcal.cli.start import start
 from fedcal.errors import FedCalError
 from fedcal.methods import Method
 from fedcal.simulate.config import Config
@@ -284,30 +284,4 @@ def version_option(
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: bad input ends in one line on stderr and exit 2, never in a traceback."""
-    try:
-        code = app(args=arguments, prog_name="fedcal", standalone_mode=False)
-    except FedCalError as error:
-        _stop(str(error), 2)
-    except (KeyboardInterrupt, typer.Abort):
-        _stop("stopped; a run goes on with --resume", 130)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        _stop(f"{where}{error.strerror or error}; check that path, or choose another", 2)
-    except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        _stop(_usage(error), 2)
-    else:
-        sys.exit(code if isinstance(code, int) else 0)
-
-
-def _usage(error: Any) -> str:
-    """A usage error of typer's, with the command that helps; it has no words for a command left out."""
-    context = getattr(error, "ctx", None)
-    message = error.format_message().rstrip(".") or "choose a command"
-    return f"{message}: see {context.command_path if context else 'fedcal'} --help"
-
-
-def _stop(message: str, code: int) -> None:
-    print(f"fedcal: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(code)
+    start(app, "fedcal", arguments, when_stopped="stopped; a run goes on with --resume")

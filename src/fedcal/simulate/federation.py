@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,10 +43,6 @@ class Federation:
     calibrations: dict[str, Calibration]  # π̄ and every π_c, by method
     train: Trainer  # how a round's clients are trained: one after the other, or several at once
     round: int = 0
-    keep: tuple[
-        str, ...
-    ] = ()  # logits of the round's clients to leave in `seen`: "local/train", "received/held-out", …
-    seen: dict[str, torch.Tensor] = field(default_factory=dict)  # by "CLIENT/local/train" and so on
 
 
 def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | None = None) -> Federation:
@@ -102,24 +98,73 @@ def sgd(config: Config) -> SGD:
     )  # fmt: skip
 
 
+# --- one round -----------------------------------------------------------------------------------------------------
+
+
 def run_round(state: Federation) -> Record:
-    """Lines 3–8 of Algorithm 1; returns what rounds.jsonl says of it."""
-    return run_rounds([state])[0]
-
-
-def run_rounds(states: list[Federation], glance: bool = True) -> list[Record]:
-    """The next round of several federations that share one engine: their clients train side by side.
-
-    With `glance`, a record also has the model's accuracy and ECE on the calibration data.
-    """
+    """One round of Algorithm 1, in the order of its lines; returns what rounds.jsonl says of it."""
     began = time.perf_counter()
-    chosen = [_choose(state) for state in states]
-    jobs = [_jobs(state, clients) for state, clients in zip(states, chosen, strict=True)]
-    trained = iter(states[0].train([job for mine in jobs for job in mine]))  # lines 4–6
-    records = [_aggregate(s, c, j, [next(trained) for _ in j]) for s, c, j in zip(states, chosen, jobs, strict=True)]
-    if glance:
-        records = [record | _glance(state) for record, state in zip(records, states, strict=True)]
-    return [record | {"seconds": time.perf_counter() - began} for record in records]
+    chosen = choose_clients(state)  # line 3
+    jobs = training_jobs(state, chosen)
+    trained = state.train(jobs)  # lines 4–6: every chosen client trains the model that it received (lines 14–19)
+    loss = average_models(state, jobs, trained)  # line 7
+    calibrate_alongside(state, chosen, trained)  # lines 8, 12–13 and 20
+    state.round += 1
+    record = {"round": state.round, "clients": chosen, "loss": loss, **_glance(state)}
+    return {**record, "seconds": time.perf_counter() - began}
+
+
+def choose_clients(state: Federation) -> list[int]:
+    """Line 3: draw the m clients of this round."""
+    m = state.config.clients_per_round or min(5, len(state.clients))
+    rng = numpy_rng(state.config.seed, "choose", state.round)
+    return sorted(rng.choice(len(state.clients), m, replace=False).tolist())
+
+
+def training_jobs(state: Federation, chosen: list[int]) -> list[Job]:
+    """What each chosen client has to train; for a centralised model, one job on everybody's data."""
+    received, clients, seed, t = copy_state(state.model), state.clients, state.config.seed, state.round
+    if state.config.algorithm == "centralised":
+        x, y = (torch.cat([getattr(c, part) for c in clients]) for part in ("train_x", "train_y"))
+        before = {f"{c}/{fit_on}": _inputs(clients[c], fit_on) for c in chosen for fit_on in _wanted(state)}
+        return [Job(received, x, y, numpy_rng(seed, "batches", t, "pooled"), before)]
+    jobs = []
+    for c in chosen:
+        before, after = (
+            {fit_on: _inputs(clients[c], fit_on) for fit_on in _wanted(state, whose)} for whose in ("received", "local")
+        )
+        rng = numpy_rng(seed, "batches", t, f"client {c}")
+        jobs.append(Job(received, clients[c].train_x, clients[c].train_y, rng, before, after))
+    return jobs
+
+
+def average_models(state: Federation, jobs: list[Job], trained: list[Trained]) -> float:
+    """Line 7: the new global model is the clients' average, weighted by their samples; returns their mean loss."""
+    sizes = [len(job.y) for job in jobs]
+    loss = sum(t.loss * n for t, n in zip(trained, sizes, strict=True)) / sum(sizes)
+    if not math.isfinite(loss):
+        lr = state.config.lr
+        raise FedCalError(f"training diverged in round {state.round + 1} (loss {loss}): lower lr, now {lr}")
+    state.model.load_state_dict(average([t.state for t in trained], by=sizes))
+    return loss
+
+
+def calibrate_alongside(state: Federation, chosen: list[int], trained: list[Trained]) -> None:
+    """Lines 8, 12–13 and 20: the round of every calibration that runs beside training."""
+    config, clients = state.config, state.clients
+    for calibration in _interleaved(state):
+        method, samples = calibration.method, {}
+        for i, c in enumerate(chosen):
+            if config.algorithm == "centralised":  # there is no local model: both readings mean the received one
+                logits = trained[0].before[f"{c}/{method.fit_on}"]
+            else:
+                seen = trained[i].before if method.logits_of == "received" else trained[i].after
+                logits = seen[method.fit_on]
+            samples[clients[c].name] = logits.double(), _labels(clients[c], method.fit_on)
+        calibration_round(calibration, samples, config.seed)
+
+
+# --- after training ------------------------------------------------------------------------------------------------
 
 
 def finish(state: Federation) -> None:
@@ -171,69 +216,14 @@ def train(state: Federation, rounds: int, after_round: Callable[[Federation, Rec
 # --- parts of the above ------------------------------------------------------------------------------------------
 
 
-def _choose(state: Federation) -> list[int]:
-    """Line 3: the m clients of this round."""
-    m = state.config.clients_per_round or min(5, len(state.clients))
-    rng = numpy_rng(state.config.seed, "choose", state.round)
-    return sorted(rng.choice(len(state.clients), m, replace=False).tolist())
-
-
-def _jobs(state: Federation, chosen: list[int]) -> list[Job]:
-    """What the round's clients are to do; of a centralised model, one job on all data."""
-    received, clients, seed, t = copy_state(state.model), state.clients, state.config.seed, state.round
-    if state.config.algorithm == "centralised":
-        x, y = (torch.cat([getattr(c, part) for c in clients]) for part in ("train_x", "train_y"))
-        before = {f"{c}/{fit_on}": _inputs(clients[c], fit_on) for c in chosen for fit_on in _wanted(state)}
-        return [Job(received, x, y, numpy_rng(seed, "batches", t, "pooled"), before)]
-    jobs = []
-    for c in chosen:
-        before, after = (
-            {fit_on: _inputs(clients[c], fit_on) for fit_on in _wanted(state, whose)} for whose in ("received", "local")
-        )
-        rng = numpy_rng(seed, "batches", t, f"client {c}")
-        jobs.append(Job(received, clients[c].train_x, clients[c].train_y, rng, before, after))
-    return jobs
-
-
-def _aggregate(state: Federation, chosen: list[int], jobs: list[Job], trained: list[Trained]) -> Record:
-    """The server's part: the new model, and the round of every calibration that runs beside training."""
-    config, clients, sizes = state.config, state.clients, [len(job.y) for job in jobs]
-    state.model.load_state_dict(average([t.state for t in trained], by=sizes))  # line 7
-    if state.keep:
-        state.seen = {
-            f"{clients[c].name}/{kind}": _look(done, kind)
-            for c, done in zip(chosen, trained, strict=False)
-            for kind in state.keep
-        }
-    for calibration in _interleaved(state):  # lines 8, 12–13 and 20
-        method, samples = calibration.method, {}
-        for i, c in enumerate(chosen):
-            if config.algorithm == "centralised":  # there is no local model: both readings mean the received one
-                logits = trained[0].before[f"{c}/{method.fit_on}"]
-            else:
-                logits = _look(trained[i], f"{method.logits_of}/{method.fit_on}")
-            samples[clients[c].name] = logits.double(), _labels(clients[c], method.fit_on)
-        calibration_round(calibration, samples, config.seed)
-    state.round += 1
-    loss = sum(t.loss * n for t, n in zip(trained, sizes, strict=True)) / sum(sizes)
-    if not math.isfinite(loss):
-        raise FedCalError(f"training diverged in round {state.round} (loss {loss}): lower lr, now {config.lr}")
-    return {"round": state.round, "clients": chosen, "loss": loss}
-
-
 def _interleaved(state: Federation) -> list[Calibration]:
     return [c for c in state.calibrations.values() if c.method.schedule == "interleaved"]
 
 
-def _wanted(state: Federation, whose: str | None = None) -> list[str]:
-    """The kinds of data on which calibrations within training rounds want logits (of the received or the local model)."""
-    kinds = {f"{c.method.logits_of}/{c.method.fit_on}" for c in _interleaved(state)} | set(state.keep)
-    return sorted({kind.split("/")[1] for kind in kinds if whose in (None, kind.split("/")[0])})
-
-
-def _look(trained: Trained, kind: str) -> torch.Tensor:
-    whose, fit_on = kind.split("/")
-    return (trained.before if whose == "received" else trained.after)[fit_on]
+def _wanted(state: Federation, logits_of: str | None = None) -> list[str]:
+    """The splits on which calibrations beside training want logits (of the received or the local model)."""
+    methods = [calibration.method for calibration in _interleaved(state)]
+    return sorted({method.fit_on for method in methods if logits_of in (None, method.logits_of)})
 
 
 def _inputs(client: Client, fit_on: str) -> torch.Tensor:
