@@ -21,7 +21,6 @@ from fedcal.base.seeds import torch_rng
 from fedcal.data import Dataset, load
 from fedcal.methods import METHODS, Method
 from fedcal.methods.fedcal import FedCal
-from fedcal.protocol.rounds import begin
 from fedcal.simulate import federation
 from paper.results import STUDIES, add
 
@@ -105,7 +104,7 @@ def main() -> None:
     began = time.perf_counter()
     state = federation.assemble(config, development(load(args.data), args.seed))
     k = len(state.classes)
-    state.calibrations = {name: begin(method, k, args.seed) for name, method in READINGS.items()}
+    state.calibrations = {name: federation.calibration(method, k, config) for name, method in READINGS.items()}
     federation.train(
         state,
         args.rounds,
@@ -114,13 +113,13 @@ def main() -> None:
     federation.finish(state)
     rows = {}
     measured = federation.evaluate(state, compare=False)
-    for name, calibration in state.calibrations.items():
+    for name, scaler in state.scalers.items():
         whole = measured["local"].pooled(name)
         rows[name] = {
             **whole.summary(),
             "local_ece": measured["local"].over_clients(name)["ece"],
             "own_ece": measured["own"].over_clients(name)["ece"],
-            "notes": {n: v / calibration.updates for n, v in calibration.notes.items()},
+            "notes": {n: v / scaler.ledger.updates for n, v in scaler.ledger.notes.items()},
         }
         print(
             f"{name:45s} acc {rows[name]['accuracy']:.4f} ece {rows[name]['ece']:.4f} nll {rows[name]['nll']:.4f}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -57,8 +56,8 @@ def hold_out(sites: Sites, seed: int) -> tuple[dict[str, tuple[Tensor, Tensor]],
     return kept, held
 
 
-def estimate(fitted: Calibration, held: Sites) -> Measured:
-    """Measure the sites that have held-out samples: `before`, by the `global` scaler, and by each site's `own`."""
+def estimate(fitted: Scaler, held: Sites) -> Measured:
+    """Measure the sites with held-out samples: `before`, by the `global` scaler, and by each site's personal one (`own`)."""
     views: dict[str, View] = {
         "before": unchanged,
         "global": lambda _, logits: fitted.apply(logits, probs=False),
@@ -67,11 +66,10 @@ def estimate(fitted: Calibration, held: Sites) -> Measured:
     return measure({site: samples for site, samples in held.items() if len(samples[1])}, views)
 
 
-def summary(method: str, final: Calibration, sites: Sites, seed: int, estimated: Measured | None) -> dict[str, Any]:
+def summary(final: Scaler, sites: Sites, seed: int, estimated: Measured | None) -> dict[str, Any]:
     """The content of summary.json: what was fitted, what it cost, who took part, and the estimate.
 
     Args:
-        method: the method's name.
         final: the scaler, fitted on all samples.
         sites: those samples.
         seed: of the fit.
@@ -80,8 +78,7 @@ def summary(method: str, final: Calibration, sites: Sites, seed: int, estimated:
     n = {site: len(labels) for site, (_, labels) in sites.items()}
     return {
         "schema": 1,
-        "method": method,
-        "options": asdict(final.method),
+        **method_to_json(final.method),
         "seed": seed,
         "classes": final.n_classes,
         "n": sum(n.values()),
@@ -89,9 +86,9 @@ def summary(method: str, final: Calibration, sites: Sites, seed: int, estimated:
         "scaler": {
             "data": "fitted on all samples of all clients",
             "parts": sorted(final.params),
-            "rounds": final.rounds,
-            "bytes_up_a_client": final.total_up,
-            "bytes_down_a_client": final.total_down,
+            "rounds": final.ledger.rounds,
+            "bytes_up_per_client": final.ledger.total_up,
+            "bytes_down_per_client": final.ledger.total_down,
         },
         "estimate": {
             "data": "fitted on four fifths of each client's samples, measured on the other fifth, which it has not seen",

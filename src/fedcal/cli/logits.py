@@ -65,8 +65,7 @@ def calibrate(
     from fedcal.cli import calibrate_files
     from fedcal.cli.progress import fitting
     from fedcal.data.logit_files import read_sites
-    from fedcal.protocol.rounds import name_columns
-    from fedcal.protocol.scaler_file import save_scaler
+    from fedcal.data.samples import name_columns
     from fedcal.report.sites import table_row
     from fedcal.report.words import difference
 
@@ -84,7 +83,7 @@ def calibrate(
         final = calibrate_files.fit(sites, chosen, seed, on_round)
     final.classes, final.probs = name_columns(read.classes), read.probs or None
     summary = calibrate_files.summary(final, sites, seed, estimated)
-    save_scaler(scaler, final)
+    final.save(scaler)
     write_json(out_dir / "summary.json", summary)
     if quiet:
         return
@@ -121,12 +120,12 @@ def apply(
     """
     from fedcal.base.labels import check_classes
     from fedcal.data.logit_files import check_output, read_rows, write_probs
-    from fedcal.protocol.scaler_file import load_scaler
+    from fedcal.protocol import Scaler
 
     check_output(out_file)
     if own and client is not None:
         raise FedCalError("--own and --client contradict each other: give one of them")
-    calibration = load_scaler(scaler)
+    calibration = Scaler.load(scaler)
     rows = read_rows(file, kind_of(probs))
     if own and rows.sites is None:
         raise FedCalError(f"{file}: --own needs a column `site`; or say --client NAME for all rows")
@@ -153,13 +152,13 @@ def evaluate(
     """
     from fedcal.data.logit_files import read_sites
     from fedcal.measure.views import View, measure, unchanged
-    from fedcal.protocol.scaler_file import load_scaler
+    from fedcal.protocol import Scaler
     from fedcal.report.sites import COLUMNS, table_row, write_sites
     from fedcal.report.words import difference
 
     if own and scaler is None:
         raise FedCalError("--own needs --scaler, whose own parts are meant")
-    calibration = load_scaler(scaler) if scaler else None
+    calibration = Scaler.load(scaler) if scaler else None
     known = calibration.classes if calibration else ()
     sites = read_sites(files, kind_of(probs), parse_classes(classes) or known or None).samples
     views: dict[str, View] = {"before": unchanged}

@@ -131,7 +131,9 @@ def terminal(results: Results) -> Table:
         title = column.title.replace(" ", "\n", 1) if column.bold else column.title
         table.add_column(title, justify="right", no_wrap=column.bold, min_width=widest)
     for row in body:
-        table.add_row(escape(narrow(row.method)), *_marked(row, shown, lambda text: f"[bold]{stacked(text)}[/bold]", stacked))
+        table.add_row(
+            escape(narrow(row.method)), *_marked(row, shown, lambda text: f"[bold]{stacked(text)}[/bold]", stacked)
+        )
     return table
 
 

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from fedcal.base.checks import as_tensor
 from fedcal.base.labels import as_labels
+from fedcal.data.samples import name_clients
 from fedcal.errors import FedCalError
 from fedcal.methods import DEFAULT
-from fedcal.protocol.rounds import calibrate, name_clients
+from fedcal.transport.memory import calibrate
 
 
 class FederatedCalibrator(ClassifierMixin, BaseEstimator):
@@ -41,7 +42,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         probs: True if X holds probabilities, (N, K) or P(class 1), and not logits.
 
     Attributes:
-        calibration_: the outcome, a `fedcal.Calibration`; `fedcal.CalibratedModel` takes it.
+        scaler_: the outcome, a `fedcal.Scaler`; `fedcal.CalibratedModel` takes it.
         classes_: the label of each column.
         clients_: the names of the clients it was fitted on.
         n_features_in_: the number of columns.
@@ -75,20 +76,20 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         width = first.shape[1] if first.ndim == 2 else 1
         found = _labels_of(pairs)
         known = found if self.classes is None and len(found) == max(width, 2) else self.classes
-        state = calibrate(
+        scaler = calibrate(
             pairs, self.method, rounds=self.rounds, seed=self.seed, probs=self.probs, classes=known, **options
         )
-        self.calibration_ = state
-        self.classes_ = np.arange(state.n_classes) if known is None else np.asarray(known)
+        self.scaler_ = scaler
+        self.classes_ = np.arange(scaler.n_classes) if known is None else np.asarray(known)
         self.clients_ = list(pairs)
         self.n_features_in_ = width
-        self.rounds_ = state.rounds
+        self.rounds_ = scaler.ledger.rounds
         return self
 
     def welcome(self, client: str | int, logits: Any, y: Any = None) -> Self:
         """Make a client known that took no part, from samples of its own: with labels or, for fedcal-plus, without."""
         check_is_fitted(self)
-        self.calibration_.welcome(client, logits, y)
+        self.scaler_.welcome(client, logits, y)
         return self
 
     def predict_proba(self, X: Any, client: str | int | None = None) -> np.ndarray:
@@ -96,7 +97,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         scores = _column(_array(X)) if self.n_features_in_ == 1 else _array(X)
         logits = validate_data(self, scores, reset=False, dtype=[np.float64, np.float32])
-        return self.calibration_.predict_proba(logits, client)
+        return self.scaler_.predict_proba(logits, client)
 
     def predict(self, X: Any, client: str | int | None = None) -> np.ndarray:
         """The most probable of `classes_`."""

@@ -4,7 +4,7 @@ RUN/config.json           what was asked for
 RUN/rounds.jsonl          one line per round: loss, accuracy, ECE, clients, seconds
 RUN/results.json          every method's metrics (schema below), the label table, costs
 RUN/model.safetensors     the final global model
-RUN/scalers/METHOD.safetensors   each method's global scaler and the clients' own ones
+RUN/scalers/METHOD.safetensors   each method's global scaler and the clients' personal ones
 RUN/report.html           the same in pictures
 RUN/checkpoint.safetensors     only while the run is unfinished
 """
@@ -24,10 +24,9 @@ from fedcal.errors import FedCalError
 from fedcal.measure.tally import Tally
 from fedcal.measure.views import Measured
 from fedcal.methods import method_to_json
-from fedcal.methods.method import n_bytes
+from fedcal.methods.fit import n_bytes
 from fedcal.methods.spec import file_name
-from fedcal.protocol.rounds import Calibration
-from fedcal.protocol.scaler_file import save_scaler
+from fedcal.protocol import Ledger
 from fedcal.simulate import federation
 from fedcal.simulate.checkpoint import load_checkpoint, save_checkpoint
 from fedcal.simulate.config import MACHINE, SCHEMA, Config
@@ -103,26 +102,27 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
     config, names = state.config, [c.name for c in state.clients]
     methods = {}
     for name in measured["local"].tallies:
-        calibration, whole = state.calibrations[name], measured["local"].pooled(name)
+        scaler, whole = state.scalers[name], measured["local"].pooled(name)
+        method, ledger, final = scaler.method, scaler.ledger, n_bytes(scaler.params)
         methods[name] = {
-            **method_to_json(calibration.method),
-            "summary": calibration.method.summary,
+            **method_to_json(method),
+            "summary": method.summary,
             "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(measured["local"], name)},
             "local": measured["local"].over_clients(name),
             "own": measured["own"].over_clients(name),
             "clients": {kind: _by_client(found.tallies[name]) for kind, found in measured.items()},
             "reliability": _bins(whole),
             "cost": {
-                "leaves": calibration.method.leaves,
-                "bytes_up": calibration.bytes_up,
-                "bytes_down": max(calibration.bytes_down, n_bytes(calibration.params)),
-                "bytes_up_total": calibration.total_up,
-                "bytes_down_total": calibration.total_down + n_bytes(calibration.params),
-                "rounds": calibration.rounds,
-                "pooled_data": calibration.method.needs_pooled_data,
-                "additive": calibration.method.additive,
+                "leaves": method.leaves,
+                "bytes_up": ledger.bytes_up,
+                "bytes_down": max(ledger.bytes_down, final),
+                "bytes_up_total": ledger.total_up,
+                "bytes_down_total": ledger.total_down + final,
+                "rounds": ledger.rounds,
+                "pooled_data": method.needs_pooled_data,
+                "additive": method.additive,
             },
-            "notes": _notes(calibration),
+            "notes": _notes(ledger),
         }
     table = state.skew
     return finite(
@@ -166,9 +166,9 @@ def _bins(tally: Tally) -> dict[str, list[float]]:
     return {k: v.tolist() for k, v in {**columns, "low": low, "high": high}.items()}
 
 
-def _notes(calibration: Calibration) -> dict[str, float]:
+def _notes(ledger: Ledger) -> dict[str, float]:
     """Each remark's mean over all updates: the share of units that matching moved, of clients without a fit, …"""
-    return {name: total / calibration.updates for name, total in sorted(calibration.notes.items())}
+    return {name: total / ledger.updates for name, total in sorted(ledger.notes.items())}
 
 
 def _version() -> str:
@@ -224,8 +224,8 @@ def _save(folder: Path, state: Federation, results: Results) -> None:
     config = state.config
     about = {"schema": SCHEMA, "model": config.model, "classes": list(state.classes), "round": state.round}
     write_tensors(folder / "model.safetensors", {k: v.cpu() for k, v in state.model.state_dict().items()}, about)
-    for name, calibration in state.calibrations.items():
-        save_scaler(folder / "scalers" / f"{file_name(name)}.safetensors", calibration)
+    for name, scaler in state.scalers.items():
+        scaler.save(folder / "scalers" / f"{file_name(name)}.safetensors")
     write_json(folder / "results.json", results)
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
