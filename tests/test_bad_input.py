@@ -137,7 +137,10 @@ LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
     "method misspelt": (lambda: calibrate(method="fedcla"), "unknown method 'fedcla': did you mean 'fedcal'?"),
     "method far off": (lambda: calibrate(method="zzz"), "choose from uncal"),
     "method no name": (lambda: calibrate(method=["avg-t"]), "method must be a name"),
-    "option unknown": (lambda: calibrate(method="fedcal", hiden=3), "unknown option 'hiden': did you mean 'hidden'?"),
+    "option unknown": (
+        lambda: calibrate(method="fedcal", hiden=3),
+        "unknown option 'hiden' (did you mean 'hidden'?): its options",
+    ),
     "option of another choice": (
         lambda: calibrate(method="fedcal", net="row"),
         "unknown net 'row': did you mean 'raw'",
@@ -414,10 +417,10 @@ COMMANDS: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "config with a bad value": (lambda: edit("half/config.json", beta="x"), RESUME, "half/config.json: beta must be"),
     "config with a null": (lambda: edit("half/config.json", rounds=None), RESUME, "rounds must be int, not None"),
-    "config with a method as text": (
-        lambda: edit("half/config.json", method=["fedcal"]),
+    "config with a method as a number": (
+        lambda: edit("half/config.json", method=[3]),
         RESUME,
-        "half/config.json: method must hold objects such as",
+        "half/config.json: method must be a tuple of names",
     ),
     "config with an unknown option": (
         lambda: edit("half/config.json", method=[{"method": "fedcal", "options": {"hiden": 8}}]),

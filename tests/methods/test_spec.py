@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedcal
 from fedcal.errors import FedCalError
 from fedcal.methods import METHODS, Method, get_method, method_from_json, method_to_json, options_of, spec_of
 from fedcal.methods.fedcal import FedCal
@@ -133,3 +135,17 @@ def test_labels_are_short_and_file_names_safe():
     assert file_name("fedcal-plus:accuracy=keep,prior_shift=true") == "fedcal-plus,accuracy=keep,prior_shift=true"
     long = [f"fedcal:{'x' * 200}={i}" for i in range(2)]
     assert file_name(long[0]) != file_name(long[1]) and all(len(file_name(spec)) <= LONGEST for spec in long)
+
+
+def test_a_spec_is_taken_wherever_a_name_is():
+    rng = np.random.default_rng(0)
+    z = 3 * rng.normal(size=(120, 3))
+    clients = [(z, (z / 3 + rng.gumbel(size=z.shape)).argmax(axis=1))]
+    by_keyword = fedcal.calibrate(clients, "fedcal-plus", accuracy="keep")
+    by_spec = fedcal.calibrate(clients, "fedcal-plus:accuracy=keep")
+    estimator = fedcal.FederatedCalibrator("fedcal-plus:accuracy=keep").fit(clients)
+    for other in (by_spec, estimator.calibration_):
+        assert other.method == by_keyword.method
+        assert np.array_equal(other.apply(z), by_keyword.apply(z))
+    (method,) = fedcal.Config(method=("fedcal-plus:accuracy=keep",)).methods().values()
+    assert method == by_keyword.method

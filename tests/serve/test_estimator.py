@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedcal
 from fedcal import FedCalError, FederatedCalibrator
-from fedcal.methods import METHODS
+from fedcal.methods import METHODS, get_method
 
 NAMES = np.array(["cat", "dog", "owl"])
 
@@ -133,6 +133,19 @@ def test_classes():
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_options_in_a_spec_an_argument_or_a_mapping_are_the_same():
+    ways = [
+        FederatedCalibrator(accuracy="keep"),
+        FederatedCalibrator("fedcal-plus:accuracy=keep"),
+        FederatedCalibrator(options={"accuracy": "keep"}),
+    ]
+    for way in ways:
+        again = clone(way)
+        assert again.get_params() == way.get_params()
+        assert again.fit([A, B]).calibration_.method == get_method("fedcal-plus", accuracy="keep")
+
 
 REFUSED = {
     "keep elsewhere": (

@@ -114,13 +114,8 @@ class Config:
         given = {key: value for key, value in values.items() if key != "schema"}
         try:
             if isinstance(entries := given.get("method"), list):
-                given["method"] = tuple(_spec_from_json(entry) for entry in entries)
+                specs = [spec_of(method_from_json(entry)) if isinstance(entry, dict) else entry for entry in entries]
+                given["method"] = tuple(specs)
             return cls(**given)
         except FedCalError as error:
             raise FedCalError(f"{source}: {error}") from None
-
-
-def _spec_from_json(entry: Any) -> str:
-    if not isinstance(entry, dict):
-        raise FedCalError(f'method must hold objects such as {{"method": "fed-ts", "options": {{}}}}, not {entry!r}')
-    return spec_of(method_from_json(entry))
