@@ -1,4 +1,4 @@
-"""The paper, measured: one module for each table and figure (`fedcal paper`)."""
+"""The paper, measured: one module for each table and figure (`python -m paper table1`)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,51 @@ from fedcal.errors import FedCalError
 
 
 def reproduce(
-    name: str, out: Path, runs: Path, seeds: Sequence[int], quick: bool, device: str, say: Callable[[str], None],
+    name: str,
+    out: Path,
+    runs: Path,
+    seeds: Sequence[int],
+    quick: bool,
+    device: str,
+    say: Callable[[str], None],
     data: Sequence[str] | None = None,
-) -> Path:  # fmt: skip
-    """Measure one table or figure into `out`; returns its Markdown. Quick ones get names of their own."""
+) -> Path:
+    """Measure one table or figure.
+
+    Args:
+        name: The table or figure: a module of this package, such as "table1".
+        out: Folder of the results; quick ones go to its subfolder `quick`.
+        runs: Folder of the recordings of trained federations.
+        seeds: One federation of each kind is trained for each of them.
+        quick: Only a small piece of it.
+        device: "cpu", "cuda" or "cuda:N".
+        say: Is told how far it is.
+        data: Only federations of these data sets.
+
+    Returns:
+        The Markdown file of the table or figure.
+
+    Raises:
+        FedCalError: Nothing in it is made of these data sets.
+    """
     from paper import cells
 
     module = importlib.import_module(f"paper.{name}")
     out = out / "quick" if quick else out
-    if hasattr(module, "run"):  # made of no trained cells
+    page = out / f"{name}.md"
+    if not hasattr(module, "cells"):  # trains its own small models
+        if data:
+            raise FedCalError(f"{name} has no federations of {', '.join(data)}: leave --data out")
         module.run(out, seeds, quick, say)
-        return out / f"{name}.md"
-    wanted = module.cells(seeds, device, quick)
-    if data:
-        wanted = [cell for cell in wanted if cell.data in data]
-        if not wanted:
-            raise FedCalError(f"{name} has no cells of {', '.join(data)}: leave --data out")
+        return page
+    wanted = [cell for cell in module.cells(seeds, device, quick) if not data or cell.data in data]
+    if not wanted:
+        raise FedCalError(f"{name} has no federations of {', '.join(data or ())}: leave --data out")
+    folders = cells.train(wanted, runs, say, tune=name == "ensemble")
     if name == "ensemble":
-        module.present([module.measure(folder) for folder in cells.train(wanted, runs, say, tune=True)], out)
-        return out / "ensemble.md"
-    results = cells.fit(cells.train(wanted, runs, say), out / "cells", say)
-    module.present(results, out, *([runs] if name == "figure2" else []))
-    return out / f"{name}.md"
+        module.present([module.measure(folder) for folder in folders], out)
+    elif name == "figure2":  # draws clients' reliability, which only the recordings have
+        module.present(cells.fit(folders, out / "cells", say), out, runs)
+    else:
+        module.present(cells.fit(folders, out / "cells", say), out)
+    return page

@@ -10,6 +10,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedcal.cli.start import start
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 out = Console()
 
 
@@ -26,19 +34,20 @@ class Name(StrEnum):
     momentum = "momentum"
 
 
-def paper(
-    what: Annotated[Name, typer.Argument(help="Which table or figure.")],
-    seeds: Annotated[int | None, typer.Option(min=1, max=100, help="Seeds 0, 1, … [default: 3; quick: 1]")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small piece of it: minutes on two cores.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N. In full, a GPU is needed for most.")] = "cpu",
-    out_dir: Annotated[Path, typer.Option("--out", help="Folder for tables, pictures and JSON.")] = Path("runs/paper"),
-    runs: Annotated[Path | None, typer.Option(help="Folder for recordings (large). [default: OUT/runs]")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="Only cells of this data set; may be repeated.")] = None,
+@app.command()
+def measure(
+    what: Annotated[Name, typer.Argument(metavar="NAME", help=f"One of: {', '.join(Name)}.")],
+    seeds: Annotated[int | None, typer.Option(min=1, max=100, help="Seeds 0, 1, … \\[default: 3; quick: 1]")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only a small piece of it: minutes on two CPU cores.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; most need a GPU unless --quick is given.")] = "cpu",
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder of the results.")] = Path("runs/paper"),
+    runs: Annotated[Path | None, typer.Option(help="Folder of the recordings (large). \\[default: OUT/runs]")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Only this data set; may be repeated.")] = None,
 ) -> None:
-    """Measure one of the paper's tables or figures: train, record, fit every method, write Markdown, LaTeX, PNG and JSON.
+    """Measure one of the paper's tables or figures, and write it as Markdown, LaTeX, PNG and JSON.
 
-    Each federation is recorded once and serves every table that asks for it; what is there is not done again, so the same
-    command goes on where it stopped. paper/PAPER.md has the paper's figures beside ours.
+    Federations are trained and recorded once, and every method is fitted on the recordings. Nothing is done twice: the same
+    command goes on where it stopped, and tables share federations. paper/PAPER.md has the paper's figures beside ours.
     """
     from paper import reproduce
 
@@ -54,5 +63,10 @@ def paper(
     out.print(f"written to {page.parent}")
 
 
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point."""
+    start(app, "python -m paper", arguments, when_stopped="stopped; the same command goes on from here")
+
+
 if __name__ == "__main__":
-    typer.run(paper)
+    main()

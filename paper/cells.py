@@ -4,44 +4,43 @@
 on a CPU. `fit` fits all methods in worker processes, a cell each, while `train` goes on with the next. Both skip what is
 there already, so that work goes on where it stopped.
 
-    RUNS/NAME/          the recording of a cell, and its scalers (large; never committed)
-    RESULTS/NAME.json   config, commit, device, seconds, and every method's metrics
+    RUNS/NAME/        the recording of a cell, and its scalers (large; never committed)
+    OUT/DATA.json     every cell of a data set: config, commit, device, seconds and every method's metrics
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import multiprocessing
 import os
-import platform
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedcal.base.logits import Params
 from fedcal.base.seeds import numpy_rng
-from fedcal.base.store import read_json, read_tensors, write_json, write_tensors
+from fedcal.base.store import finite, read_tensors, write_tensors
 from fedcal.data import DATASETS, Dataset, load
 from fedcal.learn.local import Job, copy_state
-from fedcal.measure.tally import Tally, over_clients, pooled
-from fedcal.methods import METHODS, Method, get_method
+from fedcal.measure.views import measure as measure_views
+from fedcal.methods import METHODS, get_method
 from fedcal.methods.fedcal import FedCal
-from fedcal.nets.batched import calibration_rounds
-from fedcal.protocol.rounds import Calibration, begin, calibrate
-from fedcal.protocol.scaler_file import load_scaler, save_scaler
+from fedcal.protocol import Scaler, Server
 from fedcal.simulate import federation
 from fedcal.simulate.config import Config
-from fedcal.simulate.runs import finite
+from fedcal.transport.memory import calibrate
+from paper import results
+from paper.batched import stacked_round
 from paper.recording import Recording, write_final, write_round
+from paper.together import run_rounds
 
-KEEP = "local/train"  # what Algorithm 1 as printed is fitted on
-METHOD_NAMES = (*METHODS, "fedcal-plus-keep")  # the flagship in both modes
+Methods = Mapping[str, str]  # by the name in the tables: the method's spec
+FITTED: Methods = {**{name: name for name in METHODS}, "fedcal-plus-keep": "fedcal-plus:accuracy=keep"}
 
 Say = Callable[[str], None]
 
@@ -58,16 +57,6 @@ def name_of(config: Config) -> str:
     if config.algorithm != "fedavg":
         parts.append(config.algorithm)
     return "-".join((*parts, f"s{config.seed}"))
-
-
-def plain_name(name: str) -> tuple[str, dict[str, Any]]:
-    """A method's own name and its options: the flagship has a name here for each of its modes."""
-    return ("fedcal-plus", {"accuracy": "keep"}) if name == "fedcal-plus-keep" else (name, {})
-
-
-def method(name: str) -> Method:
-    own, options = plain_name(name)
-    return get_method(own, **options) if options else METHODS[own]
 
 
 # --- training ------------------------------------------------------------------------------------------------------
@@ -106,27 +95,26 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
         states += pool.map(lambda cell: _assemble(cell, states[0].train), cells[1:])
     label = name_of(first) if len(cells) == 1 else f"{first.data} {first.model}, {len(cells)} cells"
     say(f"{label}: ready after {time.perf_counter() - began:.0f} s")
-    training, steps = time.perf_counter(), 0
+    training, steps, keep_logits = time.perf_counter(), 0, [_keeps_rounds(cell) for cell in cells]
     with ThreadPoolExecutor(1) as writer:
         written: list[Future[None]] = []
         for t in range(1, first.rounds + 1):
-            records = federation.run_rounds(states, glance=False)
-            for state, record in zip(states, records, strict=True):
-                steps += _steps(state, record)
-                if state.keep:
-                    folder = runs / name_of(state.config)
-                    written.append(writer.submit(write_round, folder, t, state.seen))
+            rounds = run_rounds(states, keep_logits)
+            steps += sum(round.steps for round in rounds)
+            for cell, round in zip(cells, rounds, strict=True):
+                if round.logits:
+                    written.append(writer.submit(write_round, runs / name_of(cell), t, round.logits))
             if t % max(1, first.rounds // 10) == 0 or t == 1:
                 spent = time.perf_counter() - training
-                say(f"{label}: round {t} of {first.rounds}, loss {records[0]['loss']:.3f}, {spent:.0f} s")
+                say(f"{label}: round {t} of {first.rounds}, loss {rounds[0].loss:.3f}, {spent:.0f} s")
         for future in written:
             future.result()
     seconds = time.perf_counter() - training
     for cell, state in zip(cells, states, strict=True):
-        folder = runs / name_of(state.config)
+        folder = runs / name_of(cell)
         speed = {"seconds": seconds / len(cells), "together": len(cells), "ms_a_step": 1000 * seconds / steps}
-        methods = [name for name in cell.method if state.keep or method(name).schedule != "interleaved"]
-        told = {**speed, **machine(), "methods": methods}
+        methods = [name for name in cell.method if _keeps_rounds(cell) or METHODS[name].schedule != "interleaved"]
+        told = {**speed, **results.machine(), "methods": methods}
         model = {name: value.cpu() for name, value in state.model.state_dict().items()}
         write_tensors(folder / "model.safetensors", model, {"schema": 1, **told})
         if tune:
@@ -137,17 +125,13 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
 
 
 def _assemble(cell: Config, train: federation.Trainer | None = None) -> federation.Federation:
-    """The cell's federation, its methods left for later; what Algorithm 1 as printed needs of each round is kept."""
-    state = federation.assemble(replace(cell, method=("uncal",)), _dataset(cell), train)
-    if "fedcal-literal" in cell.method and cell.algorithm == "fedavg":
-        state.keep = (KEEP,)
-    return state
+    """The cell's federation; its methods are fitted later, on the recording."""
+    return federation.assemble(replace(cell, method=("uncal",)), _dataset(cell), train)
 
 
-def _steps(state: federation.Federation, record: federation.Record) -> int:
-    """How many batches the round's clients trained on."""
-    chosen = state.clients if state.config.algorithm == "centralised" else [state.clients[c] for c in record["clients"]]
-    return state.config.epochs * sum(math.ceil(c.n / (state.config.batch_size or 256)) for c in chosen)
+def _keeps_rounds(cell: Config) -> bool:
+    """Whether to record every round: Algorithm 1 as printed is fitted on what its clients see."""
+    return "fedcal-literal" in cell.method and cell.algorithm == "fedavg"
 
 
 @functools.lru_cache(maxsize=1)
@@ -178,36 +162,53 @@ def _tune(state: federation.Federation, folder: Path) -> None:
 
 
 def fit(
-    folders: Iterable[Path], results: Path, say: Say, names: Sequence[str] = METHOD_NAMES, workers: int | None = None
+    folders: Iterable[Path], out: Path, say: Say, methods: Methods = FITTED, workers: int | None = None
 ) -> list[dict[str, Any]]:
-    """Fit and measure every method on every recorded cell; returns the cells' results.
+    """Fit and measure every method on every recorded cell.
 
-    Folders may come from `train` itself: a cell is fitted while the next ones are being trained.
+    Args:
+        folders: The recordings; they may come from `train` itself, so that a cell is fitted while others are trained.
+        out: Folder of the results, one file per data set; what it has is not fitted again.
+        say: Is told of every cell that is finished.
+        methods: What to fit.
+        workers: How many processes fit; as many as there are cores unless given.
+
+    Returns:
+        The cells' results, in the order of the folders.
     """
-    began, known = time.perf_counter(), []
+    began, known, fitted = time.perf_counter(), [], 0
     workers, spawn = workers or os.cpu_count() or 1, multiprocessing.get_context("spawn")
+    waiting: set[Future[dict[str, Any]]] = set()
+
+    def keep(done: Iterable[Future[dict[str, Any]]]) -> None:
+        nonlocal fitted
+        for task in done:
+            found, fitted = task.result(), fitted + 1
+            results.add(_file(out, found["config"]["data"]), found["name"], found)
+            say(f"fitted {fitted}: {found['name']}, {time.perf_counter() - began:.0f} s")
+
     with ProcessPoolExecutor(workers, spawn, initializer=_in_background) as pool:
         submit = pool.submit if workers > 1 else _at_once
-        tasks: list[Future[str]] = []
-        told = 0
-
-        def tell(wait: bool) -> None:
-            nonlocal told
-            while told < len(tasks) and (wait or tasks[told].done()):
-                text, told = tasks[told].result(), told + 1
-                say(f"fitted {told} of {len(tasks)}: {text}, {time.perf_counter() - began:.0f} s")
-
         try:
             for folder in folders:
-                known.append(folder)
-                if not _finished(folder, results, names):
-                    tasks.append(submit(fit_cell, folder, results, tuple(names)))
-                tell(wait=False)
-            tell(wait=True)
+                data = read_tensors(folder / "final.safetensors")[1]["config"]["data"]
+                known.append((folder.name, data))
+                stored = results.read(_file(out, data)).get(folder.name, {"methods": {}})
+                if not set(possible(folder, methods)) <= set(stored["methods"]):
+                    waiting.add(submit(fit_cell, folder, methods))
+                ready = {task for task in waiting if task.done()}
+                waiting -= ready
+                keep(ready)
+            keep(as_completed(waiting))
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # what has begun is finished and kept
+            pool.shutdown(cancel_futures=True)  # what has begun is finished; its scalers are kept
             raise
-    return [read_json(results / f"{folder.name}.json") for folder in known]
+    files = {data: results.read(_file(out, data)) for _, data in known}
+    return [files[data][name] for name, data in known]
+
+
+def _file(out: Path, data: str) -> Path:
+    return out / f"{data}.json"
 
 
 def _in_background() -> None:
@@ -217,48 +218,42 @@ def _in_background() -> None:
     os.nice(10)
 
 
-def _at_once(task: Callable[..., str], *args: Any) -> Future[str]:
-    future: Future[str] = Future()
+def _at_once(task: Callable[..., dict[str, Any]], *args: Any) -> Future[dict[str, Any]]:
+    future: Future[dict[str, Any]] = Future()
     future.set_result(task(*args))
     return future
 
 
-def possible(folder: Path, names: Sequence[str]) -> list[str]:
-    """Those of the methods that the cell was recorded for: what runs within training rounds needs the rounds."""
+def possible(folder: Path, methods: Methods) -> Methods:
+    """The methods that the cell was recorded for: those that run beside training need every round."""
     asked = read_tensors(folder / "final.safetensors")[1]["methods"]
-    return [name for name in names if plain_name(name)[0] in asked]
+    return {label: spec for label, spec in methods.items() if get_method(spec).name in asked}
 
 
-def _finished(folder: Path, results: Path, names: Sequence[str]) -> bool:
-    path = results / f"{folder.name}.json"
-    return path.exists() and set(possible(folder, names)) <= set(read_json(path)["methods"])
-
-
-def fit_cell(folder: Path, results: Path, names: Sequence[str]) -> str:
-    """The methods that are not fitted yet, then everyone's metrics on the test data."""
+def fit_cell(folder: Path, methods: Methods) -> dict[str, Any]:
+    """Fit the methods that are not fitted yet; returns everyone's metrics on the test data."""
     record, began = Recording(folder), time.perf_counter()
-    methods: dict[str, Any] = {}
-    for name in possible(folder, names):
-        path = folder / "scalers" / f"{name}.safetensors"
+    measured: dict[str, Any] = {}
+    for label, spec in possible(folder, methods).items():
+        path = folder / "scalers" / f"{label}.safetensors"
         if path.exists():
-            calibration = load_scaler(path)
+            scaler = Scaler.load(path)
         else:
-            calibration = _fit(record, name)
-            save_scaler(path, calibration)
-        methods[name] = measure(calibration, record)
+            scaler = _fit(record, spec)
+            scaler.save(path)
+        measured[label] = measure(scaler, record)
     content = {
         **about(record),
-        "fitting": {"seconds": time.perf_counter() - began, **machine()},
+        "fitting": {"seconds": time.perf_counter() - began, **results.machine()},
         "G": record.about["G"],
-        "methods": methods,
+        "methods": measured,
     }
-    write_json(results / f"{folder.name}.json", finite(content))
-    return folder.name
+    return finite(content)
 
 
 def about(record: Recording) -> dict[str, Any]:
     """Which federation that is, and how it was trained."""
-    config = {key: value for key, value in record.config.to_dict().items() if not key.startswith("scaler_")}
+    config = record.config.to_dict()
     trained = ("seconds", "together", "ms_a_step", "commit", "device", "torch")
     return {
         "name": record.folder.name,
@@ -267,50 +262,34 @@ def about(record: Recording) -> dict[str, Any]:
     }
 
 
-def _fit(record: Recording, name: str) -> Calibration:
-    seed = record.config.seed
-    if not isinstance(method(name), FedCal):
-        own, options = plain_name(name)
-        return calibrate(record.samples(), own, seed=seed, **options)
-    state = begin(method(name), record.n_classes, seed, plain_name(name)[0])  # all clients' nets at once
-    if method(name).schedule == "interleaved":
+def _fit(record: Recording, spec: str) -> Scaler:
+    """Fit one method on the recorded logits; FedCal's nets are trained in stacks."""
+    seed, method = record.config.seed, get_method(spec)
+    if not isinstance(method, FedCal):
+        return calibrate(record.samples(), spec, seed=seed)
+    training = record.config.rounds if method.schedule == "interleaved" else 0
+    server = Server(method, record.n_classes, seed, rounds=training + method.rounds)
+    nets: dict[str, Params] = {}
+    if method.schedule == "interleaved":
         for t in range(1, record.config.rounds + 1):
-            calibration_rounds([state], [record.round(t, KEEP)], [seed])
-    frozen = {name: pair for name, pair in record.samples().items() if len(pair[1])}
-    for _ in range(method(name).rounds):
-        calibration_rounds([state], [frozen], [seed])
-    return state
+            stacked_round(server, record.round(t), nets)
+    frozen = {client: pair for client, pair in record.samples().items() if len(pair[1])}
+    for _ in range(method.rounds):
+        stacked_round(server, frozen, nets)
+    scaler = server.scaler
+    scaler.personal = nets
+    return scaler
 
 
-def measure(calibration: Calibration, record: Recording) -> dict[str, Any]:
-    """Metrics under the global scaler, pooled and by client, and with each client's own scaler."""
-    found: dict[str, list[Tally]] = {"local": [], "own": []}
-    for client, (logits, labels) in record.samples("test").items():
-        for kind, own in (("local", None), ("own", client if client in calibration.own else None)):
-            found[kind].append(Tally.of(calibration.apply(logits, own), labels))
-    out: dict[str, Any] = {"global": pooled(found["local"]).summary()}
-    for kind, tallies in found.items():
-        out[kind] = {k: v for k, v in over_clients(record.names, tallies).items() if k != "spread"}
-        out[kind]["ece_by_client"] = [t.summary()["ece"] if t.n else None for t in tallies]
+def measure(scaler: Scaler, record: Recording) -> dict[str, Any]:
+    """Metrics under the global scaler, pooled and by client, and with each client's personal scaler."""
+    views = {
+        "local": lambda _, logits: scaler.apply(logits),
+        "own": lambda client, logits: scaler.apply(logits, client if client in scaler.personal else None),
+    }
+    found = measure_views(record.samples("test"), views, compare=False)
+    out: dict[str, Any] = {"global": found.pooled("local").summary()}
+    for kind in views:
+        out[kind] = {k: v for k, v in found.over_clients(kind).items() if k != "spread"}
+        out[kind]["ece_by_client"] = [t.summary()["ece"] if t.n else None for t in found.tallies[kind].values()]
     return out
-
-
-def machine() -> dict[str, str]:
-    """Where and with what: for the record."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
-    return {"commit": commit(), "device": device, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def commit() -> str:
-    """The checkout's commit, with + where files differ from it; $FEDCAL_COMMIT where there is no repository."""
-    if given := os.environ.get("FEDCAL_COMMIT"):
-        return given
-    here = Path(__file__).parent
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        )
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return found.stdout.strip() + ("+" if dirty.stdout.strip() else "")

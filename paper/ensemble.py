@@ -15,9 +15,10 @@ import torch
 from fedcal.base.store import read_tensors
 from fedcal.measure.tally import Tally, over_clients, pooled
 from fedcal.simulate.config import Config
+from paper import results as files
 from paper.cells import about
 from paper.plan import BETAS, paper_cells
-from paper.present import Table, over_seeds, write
+from paper.present import Table, over_seeds, write_pages
 from paper.recording import Recording
 
 KINDS = ("global", "local", "ensemble")
@@ -74,4 +75,5 @@ def present(results: Sequence[dict[str, Any]], out: Path) -> None:
             rows.append(row)
         head = ["cell", "seeds", *(f"{key}: {kind}" for key in ("accuracy", "ECE") for kind in KINDS)]
         tables.append(Table(f"Ensembles of the global and a client's model, on {title} (in %)", head, rows))
-    write(out, "ensemble", {"cells": {result["name"]: result for result in results}}, tables)
+    files.write(out / "ensemble.json", {result["name"]: result for result in results})
+    write_pages(out, "ensemble", tables)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paper.plan import figure1 as cells
-from paper.present import Result, Table, by, figures, metric, over_seeds, write
+from paper.present import Result, Table, by, metric, over_seeds, write
 
 __all__ = ["cells", "present"]
 
 
 def present(results: Sequence[Result], out: Path) -> None:
-    """figure1.{json,md,tex,png}."""
+    """figure1.{md,tex,png}."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -25,9 +25,7 @@ def present(results: Sequence[Result], out: Path) -> None:
         rows.append([f"{data} {model}", "centralised" if algorithm == "centralised" else f"β={beta:g}", *found, ours])
         drawn[data, algorithm, beta] = (*found[:2], ours)
     head = ["", "", "accuracy, %", "ECE, %", "floor", "ECE with fedcal-plus"]
-    write(
-        out, "figure1", {"cells": figures(results)}, [Table("FedAvg, 10 clients, and centralised learning", head, rows)]
-    )
+    write(out, "figure1", results, [Table("FedAvg, 10 clients, and centralised learning", head, rows)])
 
     with rc_context(STYLE):
         sets = list(dict.fromkeys(data for data, _, _ in drawn))

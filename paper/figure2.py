@@ -9,14 +9,14 @@ import numpy as np
 
 from fedcal.measure.reliability import Reliability
 from paper.plan import figure2 as cells
-from paper.present import Result, Table, by, figures, metric, over_seeds, write
+from paper.present import Result, Table, by, metric, over_seeds, write
 from paper.recording import Recording
 
 __all__ = ["cells", "present"]
 
 
 def present(results: Sequence[Result], out: Path, runs: Path) -> None:
-    """figure2.{json,md,tex,png}; the reliability diagrams are of the first seed, of the client of highest ECE."""
+    """figure2.{md,tex,png}; the reliability diagrams are of the first seed, of the client of highest ECE."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -33,12 +33,7 @@ def present(results: Sequence[Result], out: Path, runs: Path) -> None:
         rows.append([kind, *(f"{mean:.2f}" for mean in means), floors, server])
         bars[kind] = (means, 100 * np.nanstd(errors, axis=0), server)
     head = ["", *(f"client {c + 1}" for c in range(5)), "their mean floor", "server"]
-    write(
-        out,
-        "figure2",
-        {"cells": figures(results)},
-        [Table("MNIST, MLP, 5 clients: ECE in %, mean over seeds", head, rows)],
-    )
+    write(out, "figure2", results, [Table("MNIST, MLP, 5 clients: ECE in %, mean over seeds", head, rows)])
 
     with rc_context(STYLE):
         fig = Figure(figsize=(6, 5.2), layout="constrained")

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcal.simulate.config import Config
 from paper.plan import BETAS, paper_cells
-from paper.present import LABELS, Result, Table, by, figures, metric, over_seeds, write
+from paper.present import LABELS, Result, Table, by, metric, over_seeds, write
 
 DASHES = {
     "uncal": "-", "val-ts": "--", "ens": ":", "avg-t": "-.", "lr-ts": (0, (1, 3)), "fedcal": "-", "fedcal-no-wm": "--",
@@ -30,7 +30,7 @@ def cells(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
 
 
 def present(results: Sequence[Result], out: Path) -> None:
-    """figure4.{json,md,tex,png}. Local errors are with each client's own scaler, as the paper's."""
+    """figure4.{md,tex,png}. Local errors are with each client's own scaler, as the paper's."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
@@ -48,7 +48,7 @@ def present(results: Sequence[Result], out: Path) -> None:
                 lines[key, kind, name] = [spread.mean for spread in found if spread]
                 rows.append([LABELS[name], *found])
         tables.append(Table(f"MNIST, CNN: {title}", ["method", *(f"β={beta:g}" for (beta,) in groups)], rows))
-    write(out, "figure4", {"cells": figures(results)}, tables)
+    write(out, "figure4", results, tables)
 
     with rc_context(STYLE):
         fig = Figure(figsize=(9, 3.2), layout="constrained")

@@ -28,7 +28,9 @@ from fedcal.nets.mlp import init_mlp, order_preserving
 from fedcal.nets.train import Training, train_scaler
 from fedcal.simulate import federation
 from fedcal.simulate.config import Config
-from paper.by_seed import by_seed, origin, spread
+from paper.by_seed import by_seed, origin
+from paper.present import spread
+from paper.together import run_rounds
 
 HIDDEN = (8, 64)
 STARTS = ("shared", "independent")
@@ -87,7 +89,7 @@ def frozen(config: Config) -> tuple[Samples, Samples]:
     few = replace(dataset, train_x=dataset.train_x[:TRAIN], train_y=dataset.train_y[:TRAIN])
     state = federation.assemble(config.resolve(), few)
     for _ in range(config.rounds):
-        federation.run_rounds([state], glance=False)
+        run_rounds([state])
     cal = [(predict(state.model, client.cal_x), client.cal_y) for client in state.clients]
     return cal, [(predict(state.model, client.test_x), client.test_y) for client in state.clients]
 

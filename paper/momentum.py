@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedcal.simulate.config import Config
 from paper import plan
-from paper.present import Result, Table, by, figures, metric, over_seeds, write
+from paper.present import Result, Table, by, metric, over_seeds, write
 from paper.table1 import PAPER
 
 __all__ = ["cells", "present"]
@@ -19,7 +19,7 @@ def cells(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
 
 
 def present(results: Sequence[Result], out: Path) -> None:
-    """momentum.{json,md,tex}: accuracy, confidence − accuracy, and Uncal's ECE."""
+    """momentum.{md,tex}: accuracy, confidence − accuracy, and Uncal's ECE."""
     rows, apart = [], {0.0: 0.0, 0.9: 0.0}
     groups = by(results, "data", "beta", "momentum")
     for (data, beta, momentum), some in groups.items():
@@ -38,6 +38,4 @@ def present(results: Sequence[Result], out: Path) -> None:
     words = "Sum of the distances to the paper's accuracy and Uncal columns: " + ", ".join(
         f"{total:.1f} with momentum {momentum:g}" for momentum, total in apart.items()
     )
-    write(
-        out, "momentum", {"cells": figures(results), "distance": {str(k): v for k, v in apart.items()}}, [table], words
-    )
+    write(out, "momentum", results, [table], words, distance={str(k): v for k, v in apart.items()})

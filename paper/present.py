@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedcal.base.store import write_bytes, write_json
+from fedcal.base.store import write_bytes
+from fedcal.report.booktabs import latex_table
+from paper import results as files
 
 Result = dict[str, Any]  # of one cell: see cells.py
 
@@ -22,24 +24,34 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over seeds, in per cent."""
+    """Mean ± standard deviation over seeds."""
 
     mean: float
     std: float
     n: int
 
+    @classmethod
+    def of(cls, values: Sequence[float] | np.ndarray) -> Spread:
+        """Of one value per seed."""
+        values = np.asarray(values, np.float64)
+        return cls(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values))
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.mean:{spec}}" + (f" ± {self.std:{spec}}" if self.n > 1 else "")
+
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" + (f" ± {self.std:.2f}" if self.n > 1 else "")
+        return f"{self:.2f}"
+
+
+def spread(values: Sequence[float] | np.ndarray, digits: int = 2) -> str:
+    """Mean ± standard deviation as text."""
+    return f"{Spread.of(values):.{digits}f}"
 
 
 def over_seeds(results: Sequence[Result], value: Callable[[Result], float | None]) -> Spread | None:
-    """Mean and standard deviation of a fraction, in per cent; None where no seed has it."""
+    """A fraction over seeds, in per cent; None where no seed has it."""
     found = [100 * v for v in (value(result) for result in results) if v is not None]
-    return (
-        Spread(float(np.mean(found)), float(np.std(found, ddof=1)) if len(found) > 1 else 0.0, len(found))
-        if found
-        else None
-    )
+    return Spread.of(found) if found else None
 
 
 def metric(name: str, kind: str = "global", key: str = "ece") -> Callable[[Result], float | None]:
@@ -72,32 +84,22 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
-        body = " \\\\\n".join(" & ".join(_tex(cell) for cell in row) for row in self.rows)
-        head = " & ".join(_tex(cell) for cell in self.columns)
-        return (
-            f"% {self.title}\n\\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}\n\\toprule\n{head} \\\\\n\\midrule\n"
-            f"{body} \\\\\n\\bottomrule\n\\end{{tabular}}\n"
-        )
+        return latex_table(self.columns, self.rows, self.title)
 
 
-def write(out: Path, name: str, content: dict[str, Any], tables: Sequence[Table], words: str = "") -> None:
-    """OUT/NAME.json, .md and .tex."""
-    write_json(out / f"{name}.json", content)
+def write(
+    out: Path, name: str, results: Sequence[Result], tables: Sequence[Table], words: str = "", **sums: Any
+) -> None:
+    """Write OUT/NAME.md and .tex, and an entry in OUT/tables.json: the federations of the table, and its sums."""
+    files.add(out / "tables.json", name, {"cells": sorted(result["name"] for result in results), **sums})
+    write_pages(out, name, tables, words)
+
+
+def write_pages(out: Path, name: str, tables: Sequence[Table], words: str = "") -> None:
+    """Write OUT/NAME.md and .tex."""
     write_bytes(out / f"{name}.md", "\n".join([*(t.markdown() for t in tables), words]).rstrip().encode() + b"\n")
     write_bytes(out / f"{name}.tex", "\n".join(t.latex() for t in tables).encode())
 
 
-def figures(results: Sequence[Result]) -> dict[str, Any]:
-    """What a table was made of: each cell's config, commits, device and seconds. Its figures stand in cells/NAME.json."""
-    return {result["name"]: {key: result[key] for key in ("config", "training", "fitting", "G")} for result in results}
-
-
 def _line(row: Sequence[Any]) -> str:
     return "| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |"
-
-
-def _tex(cell: Any) -> str:
-    text = "" if cell is None else str(cell)
-    for a, b in (("%", "\\%"), ("β", "$\\beta$"), ("µ", "$\\mu$"), ("±", "$\\pm$"), ("−", "$-$"), ("_", "\\_")):
-        text = text.replace(a, b)
-    return text

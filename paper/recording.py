@@ -1,9 +1,7 @@
 """The logits of a training run, kept: scalers are then fitted and refitted, under any method, without training again.
 
-FOLDER/rounds/0001.safetensors   a round's clients: CLIENT/local/train and so on, as `Federation.keep` says
+FOLDER/rounds/0001.safetensors   each trained client's own model on its training samples: CLIENT/local/train
 FOLDER/final.safetensors         the final model on every client's calibration and test split, and all labels
-
-Read by memory map: what is not looked at costs nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +18,13 @@ from fedcal.simulate.config import Config
 from fedcal.simulate.federation import Federation
 
 SCHEMA = 1
+LOCAL = "local/train"  # of the client's own model on its training samples
 
 
-def write_round(folder: Path, round: int, seen: dict[str, Tensor]) -> None:
-    """What the last round's clients saw."""
-    write_tensors(_round(folder, round), {name: value.float() for name, value in seen.items()}, {"schema": SCHEMA})
+def write_round(folder: Path, number: int, logits: dict[str, Tensor]) -> None:
+    """Write the logits of a round's clients on their training samples."""
+    tensors = {f"{client}/{LOCAL}": value.float() for client, value in logits.items()}
+    write_tensors(_round(folder, number), tensors, {"schema": SCHEMA})
 
 
 def write_final(folder: Path, state: Federation, about: dict[str, Any]) -> None:
@@ -56,12 +56,11 @@ class Recording:
         """The final model's logits on each client's calibration or test split, with the labels."""
         return self.splits[split]
 
-    def round(self, number: int, kind: str) -> dict[str, Samples]:
-        """What the clients of round 1, 2, … saw: kind is "local/train", "received/held-out", …"""
+    def round(self, number: int) -> dict[str, Samples]:
+        """The logits of the clients of round 1, 2, … on their training samples, with the labels."""
         tensors, _ = read_tensors(_round(self.folder, number))
-        labels = self.train_labels if kind.endswith("train") else {n: y for n, (_, y) in self.splits["cal"].items()}
-        seen = {name.removesuffix(f"/{kind}"): value for name, value in tensors.items() if name.endswith(kind)}
-        return {name: (seen[name].double(), labels[name]) for name in self.names if name in seen}
+        logits = {name.removesuffix(f"/{LOCAL}"): value for name, value in tensors.items()}
+        return {name: (logits[name].double(), self.train_labels[name]) for name in self.names if name in logits}
 
     @property
     def n_classes(self) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paper.cells import METHOD_NAMES
+from paper.cells import FITTED
 from paper.plan import table1 as cells
-from paper.present import LABELS, Result, Spread, Table, by, figures, metric, over_seeds, write
+from paper.present import LABELS, Result, Spread, Table, by, metric, over_seeds, write
 
 COLUMNS: tuple[str, ...] = (
     "uncal",
@@ -49,7 +49,7 @@ __all__ = ["PAPER", "cells", "present"]
 
 
 def present(results: Sequence[Result], out: Path) -> None:
-    """table1.{json,md,tex,png}: accuracy, every method's global ECE, the floor; sums and the headline's ratios."""
+    """table1.{md,tex,png}: accuracy, every method's global ECE, the floor; sums and the headline's ratios."""
     groups = by(results, "data", "beta")
     rows, sums = [], dict.fromkeys(COLUMNS, 0.0)
     for (data, beta), some in groups.items():
@@ -92,14 +92,14 @@ def present(results: Sequence[Result], out: Path) -> None:
             for (a, b), r in ((key.split(" / "), value) for key, value in ratios.items())
         ],
     )
-    content = {"cells": figures(results), "sums": {k: v for k, v in sums.items() if v == v}, "ratios": ratios}
-    write(out, "table1", content, [ours, beside, headline, _all_methods(list(groups.values()))])
+    tables = [ours, beside, headline, _all_methods(list(groups.values()))]
+    write(out, "table1", results, tables, sums={k: v for k, v in sums.items() if v == v}, ratios=ratios)
     _draw(groups, out / "table1.png")
 
 
 def _all_methods(groups: Sequence[Sequence[Result]]) -> Table:
     """Every method over all cells: errors of the global scaler pooled and at the clients, and of a client's own."""
-    kept = [n for n in METHOD_NAMES if all(any(n in result["methods"] for result in some) for some in groups)]
+    kept = [n for n in FITTED if all(any(n in result["methods"] for result in some) for some in groups)]
 
     def sums(name: str, kind: str, *keys: str) -> list[float]:
         return [sum(s.mean for some in groups if (s := over_seeds(some, metric(name, kind, key)))) for key in keys]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paper.plan import table2 as cells
-from paper.present import LABELS, Result, Table, by, figures, metric, over_seeds, write
+from paper.present import LABELS, Result, Table, by, metric, over_seeds, write
 
 NAMES = ("uncal", "ens", "avg-t", "lr-ts", "fedcal-no-op", "fedcal", "fedcal-plus-keep", "fedcal-plus")
 PAPER = {"uncal": (4.6, 92.3), "ens": (2.13, None), "avg-t": (3.17, None), "lr-ts": (5.51, None),
@@ -19,7 +19,7 @@ __all__ = ["cells", "present"]
 
 
 def present(results: Sequence[Result], out: Path) -> None:
-    """table2.{json,md,tex}: a table for each β."""
+    """table2.{md,tex}: a table for each β."""
     tables = []
     for (beta,), some in by(results, "beta").items():
         rows = []
@@ -30,4 +30,4 @@ def present(results: Sequence[Result], out: Path) -> None:
             rows.append([LABELS[name], *ours[:3], nll, ece, top3])
         head = ["method", "global ECE, %", "top-3 accuracy, %", "accuracy, %", "NLL", "paper: ECE", "paper: top-3"]
         tables.append(Table(f"MNIST, CNN, β = {beta:g}, {len(some)} seeds", head, rows))
-    write(out, "table2", {"cells": figures(results)}, tables)
+    write(out, "table2", results, tables)

@@ -30,7 +30,8 @@ from fedcal.data import synthetic
 from fedcal.learn.local import SGD, Job, State, average, copy_state, train_in_turn
 from fedcal.learn.models import logistic
 from fedcal.measure.tally import Tally
-from paper.by_seed import by_seed, origin, spread
+from paper.by_seed import by_seed, origin
+from paper.present import spread
 
 CLIENTS = 5  # each with two classes of its own: together they have all ten
 OWN = synthetic.N_CLASSES // CLIENTS

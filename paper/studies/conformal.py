@@ -1,6 +1,6 @@
 """Conformal sets on real federations: coverage and size under several calibrations, globally and at every client.
 
-    python experiments/conformal.py FILE.npz … [--alpha 0.1] [--score aps]
+    python -m paper.studies.conformal FILE.npz … [--alpha 0.1] [--score aps]
 
 Files as for federated_logits.py. One half of each client's calibration split fits the calibration, the other half sets the
 threshold; the test set is used once, to measure. `own`: prior-shifted probabilities, both for the threshold and at each
@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from federated_logits import Split, read
 
 import fedcal
 from fedcal.base.seeds import numpy_rng
 from fedcal.measure.conformal import ConformalHistogram, Score, SetTally, predict_sets
-from fedcal.protocol.rounds import Calibration
+from fedcal.protocol import Scaler
+from paper.studies.federated_logits import Split, read
 
 METHODS = {"uncal": False, "val-ts": False, "fedcal-plus": False, "fedcal-plus own": True}
 ENOUGH = 20  # test samples from which on a client's coverage says something
@@ -39,12 +39,12 @@ def halves(clients: Split) -> tuple[Split, Split]:
 
 
 def ready(
-    fitted: Calibration, clients: Split, own: bool, purpose: str
+    fitted: Scaler, clients: Split, own: bool, purpose: str
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor, np.ndarray]]:
-    """Each client's probabilities, labels, and a uniform number a sample."""
+    """Each client's probabilities and labels, and one uniform random number per sample."""
     return {
         name: (
-            fitted.predict_proba(z, client=name if own and name in fitted.own else None),
+            fitted.predict_proba(z, client=name if own and name in fitted.personal else None),
             y,
             numpy_rng(0, "conformal", purpose, name).random(len(y)),
         )

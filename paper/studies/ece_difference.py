@@ -1,26 +1,27 @@
 """How often the interval of a difference of two ECEs holds the truth, and how often it tells two methods apart.
 
-    python experiments/ece_difference.py [--simulations 300] [--seed 0] [--out experiments/results/ece-difference.md]
+    python -m paper.studies.ece_difference [--simulations 300] [--seed 0] [--out FILE.md]
 
 Two views of the same samples: each says a confidence, with the same predictions or with every tenth one drawn anew. Beside
 the paired difference: whether the two views' own 95 % intervals overlap.
-Results: experiments/results/ece-difference.md.
+Results: paper/results/studies/ece-difference.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from ece_interval import EDGES, confidences
 from scipy.special import expit, logit
 
 from fedcal.base.seeds import numpy_rng
+from fedcal.base.store import write_bytes
 from fedcal.measure.paired import Paired
 from fedcal.measure.reliability import Reliability, find_bins
+from paper.results import STUDIES, commit
+from paper.studies.ece_interval import EDGES, confidences
 
 SAMPLES = (200, 1_000, 5_000, 20_000)
 VIEWS = {
@@ -82,7 +83,7 @@ def table(cells: list[Cell], simulations: int, seed: int, commit: str) -> str:
     lines = [
         "# Coverage and power of the paired difference of two ECEs",
         "",
-        f"`python experiments/ece_difference.py`: {simulations} simulations a cell, seed {seed}, after commit {commit}. "
+        f"`python -m paper.studies.ece_difference`: {simulations} simulations per cell, seed {seed}, after commit {commit}. "
         f"{len(cells)} cells.",
         "",
         f"- Lowest coverage of the nominal 95 % interval: {worst.coverage:.1%} ({worst.kind}, {worst.pair[0]} and "
@@ -104,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulations", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ece-difference.md")
+    parser.add_argument("--out", type=Path, default=STUDIES / "ece-difference.md")
     asked = parser.parse_args()
     cells = []
     for kind in ("flat", "peaked", "mixed", "extreme"):
@@ -113,8 +114,7 @@ def main() -> None:
                 for n in SAMPLES:
                     cells.append(measure(kind, pair, redrawn, n, asked.simulations, asked.seed))
                     print(cells[-1], flush=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    asked.out.write_text(table(cells, asked.simulations, asked.seed, commit), encoding="utf-8")
+    write_bytes(asked.out, table(cells, asked.simulations, asked.seed, commit()).encode())
     print(asked.out)
 
 

@@ -1,17 +1,16 @@
 """How often the 95 % interval of the ECE holds the population's value, and how wide it is: simulations on a grid.
 
-    python experiments/ece_interval.py [--simulations 400] [--seed 0] [--out experiments/results/ece-interval.md]
+    python -m paper.studies.ece_interval [--simulations 400] [--seed 0] [--out FILE.md]
 
 Grid: samples × shapes of confidences × shapes of miscalibration × true ECE. A population is 600 equally likely confidences,
 each with the probability that it is right, so its binned ECE is known exactly and a test set is a multinomial draw. Beside
 the interval stands the one that it replaced: the basic bootstrap of the bin sums.
-Results: experiments/results/ece-interval.md.
+Results: paper/results/studies/ece-interval.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,9 @@ import numpy as np
 from scipy.stats import beta
 
 from fedcal.base.seeds import numpy_rng
+from fedcal.base.store import write_bytes
 from fedcal.measure.reliability import LIMB, Reliability, equal_width, find_bins
+from paper.results import STUDIES, commit
 
 SAMPLES = (200, 1_000, 5_000, 20_000, 100_000)
 ERRORS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -141,7 +142,7 @@ def table(cells: list[Cell], simulations: int, seed: int, commit: str) -> str:
     lines = [
         "# Coverage of the 95 % interval of the ECE",
         "",
-        f"`python experiments/ece_interval.py`: {simulations} simulations a cell, seed {seed}, after commit {commit}. "
+        f"`python -m paper.studies.ece_interval`: {simulations} simulations per cell, seed {seed}, after commit {commit}. "
         f"{len(cells)} cells.",
         "",
         f"- Lowest coverage: {worst.new:.1%} ({worst.kind}, {worst.shape}, n = {worst.n}, true ECE {worst.ece:.1%}); "
@@ -177,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulations", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ece-interval.md")
+    parser.add_argument("--out", type=Path, default=STUDIES / "ece-interval.md")
     asked = parser.parse_args()
     cells = []
     for kind in confidences():
@@ -188,8 +189,7 @@ def main() -> None:
                     if cell:
                         cells.append(cell)
                         print(cell, flush=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    asked.out.write_text(table(cells, asked.simulations, asked.seed, commit), encoding="utf-8")
+    write_bytes(asked.out, table(cells, asked.simulations, asked.seed, commit()).encode())
     print(asked.out)
 
 

@@ -1,6 +1,6 @@
 """Post-hoc methods on the logits of real federations: ECE, noise floor, NLL and accuracy, global and local, cell by cell.
 
-    python experiments/federated_logits.py FILE.npz … [--method fedcal-plus …] [--out FILE.json]
+    python -m paper.studies.federated_logits FILE.npz … [--method fedcal-plus …] [--out FILE.json]
 
 Each file holds a federation: cal_logits, cal_labels, cal_client, test_logits, test_labels, test_client.
 Scalers are fitted on the clients' calibration splits; the whole test set is used once, to measure. `NAME keep` stands for
@@ -10,7 +10,6 @@ Scalers are fitted on the clients' calibration splits; the whole test set is use
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 
 import fedcal
 from fedcal.measure.tally import Tally, over_clients, pooled
+from paper.results import write
 
 DEFAULT = ["uncal", "val-ts", "fed-bias", "fedcal-plus", "fedcal-plus keep"]
 METRICS = ("ece", "ece_floor", "nll", "accuracy", "top3", "brier", "classwise_ece", "debiased_l2")
@@ -42,19 +42,18 @@ def measure(path: Path, name: str) -> dict[str, Any]:
     """One method's metrics on one federation."""
     cal, test = read(path)
     began = time.perf_counter()
-    method, options = (name.removesuffix(" keep"), {"accuracy": "keep"}) if name.endswith(" keep") else (name, {})
-    fitted = fedcal.calibrate(cal, method, **options)
+    fitted = fedcal.calibrate(cal, name.replace(" keep", ":accuracy=keep"))
     seconds = time.perf_counter() - began
     local = [Tally.of(fitted.apply(x), y) for x, y in test.values()]
-    own = [Tally.of(fitted.apply(x, c if c in fitted.own else None), y) for c, (x, y) in test.items()]
+    own = [Tally.of(fitted.apply(x, c if c in fitted.personal else None), y) for c, (x, y) in test.items()]
     found = pooled(local).summary()
     parts = {"local": over_clients(list(test), local), "own": over_clients(list(test), own)}
     return {
         **{key: found[key] for key in METRICS},
         **{k: {m: part[m] for m in ("ece", "ece_floor", "worst_ece", "accuracy")} for k, part in parts.items()},
         "seconds": seconds,
-        "rounds": fitted.rounds,
-        "bytes_up": fitted.total_up,
+        "rounds": fitted.ledger.rounds,
+        "bytes_up": fitted.ledger.total_up,
         "family": next((f for f in ("matrix", "vector", "bias", "temperature") if f in fitted.params), ""),
         "map": "beta" in fitted.params or "hist" in fitted.params,
     }
@@ -80,7 +79,7 @@ def main() -> None:
                 flush=True,
             )
         if args.out:
-            args.out.write_text(json.dumps(table, indent=1))
+            write(args.out, table)
     print()
     for name in methods:
         rows = [cell[name] for cell in table.values()]

@@ -3,7 +3,7 @@
 Ten seeds, CPU, commit 77571a4: a temperature takes the ECE from 18–28 to 8–13 %; labels of the fourth help, its unlabelled
 patients may harm (docs/exact.md has the table).
 
-    python experiments/hospitals.py [--seeds 10] [--out experiments/results/hospitals.json]
+    python -m paper.studies.hospitals [--seeds 10] [--out paper/results/studies/hospitals.json]
 
 A federation of three hospitals (FedAvg, `fedcal run --data heart`'s setup, but 30 % of the patients held out to calibrate on)
 trains and calibrates. The fourth took no part. Half of its patients, drawn anew for each seed, are what it knows of itself:
@@ -18,7 +18,6 @@ with their labels, or without. All methods are judged on the other half.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +32,7 @@ from fedcal.data.hospitals import HOSPITALS, read
 from fedcal.learn.local import predict
 from fedcal.measure.tally import Tally
 from fedcal.simulate import federation
+from paper.results import write
 
 METRICS = ("accuracy", "nll", "ece", "ece_floor", "debiased_l2")
 METHODS = ("uncal", "val-ts", "fedcal-plus", "fedcal-plus + labels", "fedcal-plus + unlabelled")
@@ -95,7 +95,7 @@ def main() -> None:
             table[name]["methods"][method] = cells
             print(f"  {method:26s}", *(f"{m} {c['mean']:.3f} ± {c['std']:.3f} " for m, c in cells.items()), flush=True)
     if args.out:
-        args.out.write_text(json.dumps({"seeds": args.seeds, "hospitals": table}, indent=1) + "\n")
+        write(args.out, {"seeds": args.seeds, "hospitals": table}, depth=2)
 
 
 if __name__ == "__main__":

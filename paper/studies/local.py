@@ -1,6 +1,6 @@
 """Local calibration by prior shift on recorded federations, and a client that was left out of them.
 
-    python experiments/local.py RUNS/CELL … [--left-out 5] --out FILE.json
+    python -m paper.studies.local RUNS/CELL … [--left-out 5] --out FILE.json
 
 For each cell: mean ECE over clients of the uncalibrated model, of the best of the other methods, and of fedcal-plus with
 the client's prior, each beside its noise floor (what a perfectly calibrated model of these confidences would measure on
@@ -21,10 +21,9 @@ import torch
 
 from fedcal import calibrate
 from fedcal.base.seeds import numpy_rng
-from fedcal.base.store import write_json
 from fedcal.measure.tally import Tally, over_clients
-from paper.cells import machine
 from paper.recording import Recording
+from paper.results import machine, write
 
 OTHERS = ("uncal", "val-ts", "ens", "avg-t", "lr-ts")
 KEYS = ("ece", "ece_floor", "debiased_l2", "nll", "accuracy", "worst_ece")
@@ -36,7 +35,8 @@ def local(record: Recording) -> dict[str, Any]:
     for name in (*OTHERS, "fedcal-plus"):
         fitted = calibrate(record.samples(), name, seed=record.config.seed)
         tallies = [
-            Tally.of(fitted.apply(x, c if c in fitted.own else None), y) for c, (x, y) in record.samples("test").items()
+            Tally.of(fitted.apply(x, c if c in fitted.personal else None), y)
+            for c, (x, y) in record.samples("test").items()
         ]
         found[name] = {key: over_clients(record.names, tallies)[key] for key in KEYS}
     return found
@@ -84,7 +84,7 @@ def main() -> None:
             f" {ours['accuracy']:.1%}; took part {gap[0]:.2%}, left out {gap[1]:.2%}  ({time.perf_counter() - began:.0f} s)",
             flush=True,
         )
-        write_json(args.out, table)
+        write(args.out, table)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 Each client's calibration split is cut: two thirds to fit on, one third to judge by. Test sets stay closed.
 
-    python experiments/readings_post_hoc.py FILE.npz … --out FILE.json        (files as in federated_logits.py)
+    python -m paper.studies.readings_post_hoc FILE.npz … [--out FILE.json]      (files as in federated_logits.py)
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,9 @@ from fedcal.base.seeds import numpy_rng
 from fedcal.measure.tally import Tally
 from fedcal.methods import METHODS, Method
 from fedcal.methods.fedcal import FedCal
-from fedcal.protocol.rounds import begin, calibration_round
+from fedcal.protocol import Server
+from fedcal.transport.memory import Exchange
+from paper.results import write
 
 OWN = FedCal(schedule="post-hoc", net="sorted", start="matched", rounds=30)
 GLOBAL = replace(OWN, start="global")
@@ -51,17 +52,15 @@ def main() -> None:
         samples = {name: (logits[mine], labels[mine]) for name, mine in of.items()}
         table[path.stem] = {}
         for name, method in READINGS.items():
-            state = begin(method, logits.shape[1], 0)
-            for _ in range(method.rounds):
-                calibration_round(state, samples, 0)
-            found = Tally.of(state.apply(logits[judge]), labels[judge]).summary()
+            scaler = Exchange(Server(method, logits.shape[1])).run(samples)
+            found = Tally.of(scaler.apply(logits[judge]), labels[judge]).summary()
             table[path.stem][name] = {key: found[key] for key in ("ece", "ece_floor", "nll", "accuracy")}
         print(path.stem, {name: round(100 * row["ece"], 2) for name, row in table[path.stem].items()}, flush=True)
     for name in READINGS:
         rows = [cell[name] for cell in table.values()]
         print(f"{name:32s} ECE {100 * sum(r['ece'] for r in rows):6.2f}  NLL {np.mean([r['nll'] for r in rows]):.4f}")
     if args.out:
-        args.out.write_text(json.dumps(table, indent=1))
+        write(args.out, table)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The interval of the ECE covers, also where the measured value is all noise; experiments/ece_interval.py has the grid."""
+"""The interval of the ECE covers, also where the measured value is all noise; paper/studies/ece_interval.py has the grid."""
 
 import numpy as np
 import pytest

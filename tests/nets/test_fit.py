@@ -1,5 +1,7 @@
 """Fits against scikit-learn's, and on samples that determine nothing."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from sklearn.calibration import _TemperatureScaling
 
 from fedcal.exact.temperature import T_MAX, T_MIN, fit_temperature, temperature_sums
 from fedcal.methods import get_method
-from fedcal.nets.train import Adam, Training, train_scaler
+from fedcal.nets.train import Adam, EarlyStopping, Training, train_scaler
 
 
 def sample(n, k, seed, true_t=2.0, dtype=torch.float64, prior=None):
@@ -120,3 +122,20 @@ def test_adam_is_pytorchs():
         optimiser.step()
         adam.step(torch.autograd.grad((ours - target).pow(4).sum(), ours)[0])
     assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_the_lowest_loss_is_kept_until_patience_ends():
+    stopping = EarlyStopping(torch.zeros(2), patience=2)
+    went_on = [
+        stopping.goes_on(torch.full((2,), float(i)), torch.tensor(x)) for i, x in enumerate((3.0, 1.0, 2.0, 1.0))
+    ]
+    assert went_on == [True, True, True, False]
+    assert stopping.steps == [1] and torch.equal(stopping.best, torch.ones(2))
+
+
+def test_nets_of_a_stack_stop_one_by_one():
+    stopping = EarlyStopping(torch.zeros(3, 2), patience=1, margin=0.5)
+    losses = torch.tensor([[3.0, 3.0, 3.0], [2.0, 2.8, math.nan], [1.0, 0.0, 0.0], [0.9, 0.0, 0.0]])
+    went_on = [stopping.goes_on(torch.full((3, 2), float(i)), loss) for i, loss in enumerate(losses)]
+    assert went_on == [True, True, True, False]
+    assert stopping.steps == [2, 0, 0] and stopping.best[:, 0].tolist() == [2.0, 0.0, 0.0]

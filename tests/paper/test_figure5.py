@@ -1,11 +1,14 @@
 """Figure 5 in its quick form, and the properties that its curves rest on."""
 
+import numpy as np
 import torch
 
 from fedcal.base.store import read_json
 from fedcal.nets.matching import match, permute
 from fedcal.nets.mlp import init_mlp, order_preserving
 from paper import figure5
+
+FIRST = figure5.HIDDEN[0], figure5.STARTS[0]  # the net and the start of the first column
 
 
 def nets(hidden=8):
@@ -29,7 +32,7 @@ def test_the_ends_of_a_curve_are_the_clients_own_scalers_and_matching_leaves_the
     assert not torch.allclose(*halves, atol=1e-2)
 
 
-def test_quick_run_writes_its_files_and_resumes(tmp_path):
+def test_quick_run_writes_its_files_and_resumes(tmp_path, pictures):
     said = []
     figure5.run(tmp_path, [0], True, said.append)
     about = read_json(tmp_path / "figure5.json")
@@ -44,7 +47,11 @@ def test_quick_run_writes_its_files_and_resumes(tmp_path):
         assert abs(plain["global"]["nll"][end] - matched["global"]["nll"][end]) < 1e-4
     assert plain["global"]["nll"][0] != plain["global"]["nll"][-1]
     assert (tmp_path / "figure5.md").read_text().count("\n| 8 |") == 4
-    assert (tmp_path / "figure5.png").stat().st_size > 10_000
+    axes = pictures["figure5.png"].axes
+    assert len(axes) == 4 * len(figure5.VIEWS) and axes[0].get_ylabel() == f"{figure5.VIEWS[0]}: ECE, %"
+    curve = next(c for c in about["data"]["0"]["curves"] if (c["hidden"], c["start"]) == FIRST)
+    drawn = [line.get_ydata() for line in axes[0].lines]
+    assert any(np.allclose(y, 100 * np.array(curve[figure5.VIEWS[0]]["ece"])) for y in drawn if len(y) == 5)
 
     said.clear()
     before = (tmp_path / "figure5.json").read_bytes()

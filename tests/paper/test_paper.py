@@ -1,32 +1,29 @@
 """Tables and figures made of small trained cells: what they print is what was measured."""
 
-import json
 import os
+import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+import typer
 
-import paper as experiments
+import paper
 from fedcal import Config, FedCalError
-from fedcal.cli.main import app
-from fedcal.methods import METHODS
 from paper import cells, ensemble, figure1, figure2, figure4, momentum, plan, table1, table2, table3
+from paper.__main__ import app, main
 from paper.present import Table, by, metric, over_seeds
+from paper.results import read
 
 SMALL = Config(data="digits", model="mlp", clients=5, rounds=3, epochs=1, momentum=0.9)
 CELLS = [replace(SMALL, beta=beta, seed=seed) for beta, seed in ((1.0, 0), (1.0, 1), (0.1, 0))]
 NAMES = ("uncal", "val-ts", "ens", "avg-t", "lr-ts", "fedcal", "fedcal-literal", "fedcal-plus", "fedcal-plus-keep")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def short():
-    """Two rounds on the frozen model are enough to see that all works."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(METHODS, "fedcal", replace(METHODS["fedcal"], rounds=2))
-        patch.setattr(cells, "METHOD_NAMES", NAMES)
-        yield
+FITTED = {
+    **{name: cells.FITTED[name] for name in NAMES},
+    "fedcal": ("fedcal", {"rounds": 2}),
+}  # two: enough to see it work
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +31,14 @@ def made(tmp_path_factory):
     where = tmp_path_factory.mktemp("paper")
     wanted = [*CELLS, replace(SMALL, partition="iid")]
     folders = list(cells.train(wanted, where / "runs", lambda text: None, tune=True))
-    return where, folders, cells.fit(folders, where / "cells", lambda text: None, NAMES, workers=1)
+    return where, folders, cells.fit(folders, where / "cells", lambda text: None, FITTED, workers=1)
 
 
-def test_table1_prints_means_and_the_paper_s_ratio(made):
+def test_table1_prints_means_and_the_paper_s_ratio(made, pictures):
     where, _, results = made
     results = results[:3]
     table1.present(results, where)
-    text, found = (where / "table1.md").read_text(), json.loads((where / "table1.json").read_text())
+    text, found = (where / "table1.md").read_text(), read(where / "tables.json")["table1"]
     eces = {name: [r["methods"][name]["global"]["ece"] for r in results] for name in ("fedcal", "ens", "fedcal-plus")}
     assert f"{100 * np.mean(eces['fedcal-plus'][:2]):.2f} ± {100 * np.std(eces['fedcal-plus'][:2], ddof=1):.2f}" in text
     sums = {name: np.mean(found[:2]) + found[2] for name, found in eces.items()}  # a cell's seeds count once
@@ -49,7 +46,12 @@ def test_table1_prints_means_and_the_paper_s_ratio(made):
     assert found["ratios"]["fedcal / ens"] == {"change": pytest.approx(expected), "cells": 2, "seeds": 2}
     assert f"{expected:+.1f}" in text
     assert "\\begin{tabular}" in (where / "table1.tex").read_text()
-    assert (where / "table1.png").stat().st_size > 5000
+    (panel,) = pictures["table1.png"].axes
+    assert (panel.get_title(loc="left"), panel.get_ylabel()) == ("digits", "global ECE, %")
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["1", "0.1"]
+    drawn = {bar.get_label(): bar.lines[0].get_ydata(orig=False) for bar in panel.containers}
+    ours = eces["fedcal-plus"]
+    np.testing.assert_allclose(drawn["fedcal-plus"], [100 * np.mean(ours[:2]), 100 * ours[2]])
 
 
 def test_the_paper_s_own_headline_follows_from_its_table():
@@ -59,20 +61,28 @@ def test_the_paper_s_own_headline_follows_from_its_table():
 
 
 @pytest.mark.parametrize("module", [table2, table3, momentum, figure1, figure4])
-def test_the_others_are_written(made, module):
+def test_the_others_are_written(made, module, pictures):
     where, _, results = made
     name = module.__name__.rsplit(".", 1)[1]
     module.present(results[:3], where)
-    for ending in ("json", "md", "tex", *(["png"] if name.startswith("figure") else [])):
-        assert (where / f"{name}.{ending}").stat().st_size > 200
+    assert all((where / f"{name}.{ending}").exists() for ending in ("md", "tex"))
+    assert read(where / "tables.json")[name]["cells"] == sorted(result["name"] for result in results[:3])
+    assert list(pictures) == ([f"{name}.png"] if name.startswith("figure") else [])
+    for figure in pictures.values():
+        labels = [f"{ax.get_title(loc='left')} {ax.get_ylabel()}" for ax in figure.axes]
+        assert any("ECE, %" in label for label in labels) and all(ax.lines for ax in figure.axes)
     ece = 100 * np.mean([r["methods"]["uncal"]["global"]["ece"] for r in results[2:3]])
     assert f"{ece:.2f}" in (where / f"{name}.md").read_text()
 
 
-def test_figure2_draws_clients_and_server(made):
+def test_figure2_draws_clients_and_server(made, pictures):
     where, _, results = made
     figure2.present([results[3], results[2]], where, where / "runs")
-    assert (where / "figure2.png").stat().st_size > 5000
+    bars, *diagrams = pictures["figure2.png"].axes
+    heights = [patch.get_height() for patch in bars.patches]  # five clients and the server, twice
+    errors = [r["methods"]["uncal"]["global"]["ece"] for r in (results[3], results[2])]
+    np.testing.assert_allclose([heights[5], heights[11]], 100 * np.array(errors))
+    assert len(heights) == 12 and [ax.get_xlabel() for ax in diagrams] == ["confidence"] * 2
 
 
 def test_an_ensemble_of_two_equal_models_is_that_model(made):
@@ -116,7 +126,7 @@ def test_a_fit_that_fails_is_told_at_once(made, tmp_path, monkeypatch):
             yield folder
 
     with pytest.raises(ZeroDivisionError):
-        cells.fit(some(), tmp_path, print, NAMES, workers=1)
+        cells.fit(some(), tmp_path, print, FITTED, workers=1)
     assert len(seen) == 1
 
 
@@ -136,10 +146,47 @@ def test_every_plan_names_each_cell_once():
             assert len(names) == len(set(names)) > 0
 
 
-def test_unknown_names_and_data(tmp_path):
-    assert CliRunner().invoke(app, ["paper", "table9"]).exit_code == 2
-    with pytest.raises(FedCalError, match="has no cells of heart"):
-        experiments.reproduce("table2", tmp_path, tmp_path, (0,), True, "cpu", print, ["heart"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["table9"], "'table9' is not one of 'table1', "),
+        ([], "Missing argument 'NAME'"),
+        (["table2", "--quick", "--data", "heart"], "table2 has no federations of heart: leave --data out"),
+        (["theory", "--quick", "--data", "mnist"], "theory has no federations of mnist: leave --data out"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(arguments, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert (
+        stopped.value.code == 2 and error.startswith("python -m paper: ") and words in error and error.count("\n") == 1
+    )
+
+
+def test_the_command_measures_prints_and_goes_on_where_it_stopped(tmp_path, capsys):
+    for said in ("theory: seed 0 (1 of 1)", ""):
+        with pytest.raises(SystemExit) as stopped:
+            main(["theory", "--quick", "--out", str(tmp_path)])
+        printed = capsys.readouterr().out
+        assert stopped.value.code == 0 and said in printed and "# Theorem 4.4" in printed
+        assert ("theory: seed" in printed) == bool(said)
+    assert sorted(p.name for p in (tmp_path / "quick").iterdir()) == ["theory.json", "theory.md", "theory.png"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "paper/PAPER.md"])
+def test_the_commands_that_the_pages_show_parse(page):
+    text = (Path(paper.__file__).parents[1] / page).read_text(encoding="utf-8")
+    lines = re.findall(r"^ *python -m paper (.*)$", text, re.MULTILINE)
+    assert len(lines) > 1
+    for line in lines:
+        words = shlex.split(line.replace("$what", "table1"), comments=True)
+        typer.main.get_command(app).make_context("paper", words)
+
+
+def test_data_that_a_table_does_not_have(tmp_path):
+    with pytest.raises(FedCalError, match="has no federations of heart"):
+        paper.reproduce("table2", tmp_path, tmp_path, (0,), True, "cpu", print, ["heart"])
 
 
 @pytest.mark.skipif("FEDCAL_DATA" not in os.environ, reason="needs MNIST's files (FEDCAL_DATA)")
@@ -149,8 +196,8 @@ def test_a_small_table1_on_real_mnist(tmp_path, monkeypatch):
     monkeypatch.setattr(table1, "cells", lambda *a: small)
     said = []
     args = ("table1", tmp_path, tmp_path / "runs", (0,), True, "cpu", said.append)
-    first = experiments.reproduce(*args).read_bytes()
+    first = paper.reproduce(*args).read_bytes()
     assert b"mnist" in first and any("trained in" in text for text in said)
     said.clear()
-    assert experiments.reproduce(*args).read_bytes() == first
+    assert paper.reproduce(*args).read_bytes() == first
     assert not any("trained" in text for text in said)  # everything was there

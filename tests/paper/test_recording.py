@@ -9,9 +9,11 @@ import fedcal
 from fedcal import Config
 from paper import cells
 from paper.recording import Recording
+from paper.results import read
 
 CELL = Config(data="digits", model="mlp", clients=4, clients_per_round=2, rounds=3, epochs=1, beta=0.5)
 NAMES = ("uncal", "val-ts", "fed-ts", "fedcal", "fedcal-literal")
+FITTED = {name: cells.FITTED[name] for name in NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +21,7 @@ def recorded(tmp_path_factory):
     where = tmp_path_factory.mktemp("cells")
     said = []
     folders = list(cells.train([CELL], where / "runs", said.append))
-    found = cells.fit(folders, where / "results", said.append, NAMES, workers=1)
+    found = cells.fit(folders, where / "results", said.append, FITTED, workers=1)
     return where, folders, found[0], said
 
 
@@ -32,10 +34,10 @@ def test_the_record_gives_what_the_run_gives(recorded):
             assert found["methods"][name]["global"][metric] == pytest.approx(expected[name]["global"][metric], abs=near)
 
 
-def test_rounds_are_kept_and_read_by_kind(recorded):
+def test_the_rounds_are_recorded(recorded):
     _, folders, _, _ = recorded
     record = Recording(folders[0])
-    seen = record.round(1, "local/train")
+    seen = record.round(1)
     assert len(seen) == 2
     for name, (logits, labels) in seen.items():
         assert logits.shape == (len(labels), 10) and torch.equal(labels, record.train_labels[name])
@@ -46,5 +48,6 @@ def test_a_second_time_nothing_is_done_again(recorded, monkeypatch):
     monkeypatch.setattr(cells, "_train_group", lambda *a: pytest.fail("trained again"))
     monkeypatch.setattr(cells, "fit_cell", lambda *a: pytest.fail("measured again"))
     assert list(cells.train([CELL], where / "runs", print)) == folders
-    assert cells.fit(folders, where / "results", print, NAMES) == [found]
+    assert cells.fit(folders, where / "results", print, FITTED) == [found]
+    assert list(read(where / "results" / "digits.json")) == [found["name"]]
     assert json.loads(json.dumps(found))["training"]["commit"]

@@ -45,7 +45,7 @@ def test_the_minimiser_is_one():
     assert all(value.grad.abs().max() < 1e-6 for value in at.values())
 
 
-def test_quick_run_writes_its_files_and_resumes(tmp_path):
+def test_quick_run_writes_its_files_and_resumes(tmp_path, pictures):
     said = []
     theory.run(tmp_path, [0], True, said.append)
     about = read_json(tmp_path / "theory.json")
@@ -54,7 +54,12 @@ def test_quick_run_writes_its_files_and_resumes(tmp_path):
     assert len(said) == 1 and "theory" in said[0]
     words = (tmp_path / "theory.md").read_text()
     assert "Does the error fall as 1/R²?" in words and "nan" not in words
-    assert (tmp_path / "theory.png").stat().st_size > 10_000
+    distance, ece, by_skew = pictures["theory.png"].axes
+    assert [ax.get_xlabel() for ax in (distance, ece, by_skew)] == ["R", "R", "G"]
+    runs = about["data"]["0"]["by_rate"]
+    for ax, name in ((distance, "distance"), (ece, "ece")):
+        for line, run in zip(ax.lines, runs.values(), strict=False):  # a line per step size, then bounds
+            np.testing.assert_allclose(line.get_ydata(), run[name])
     before = (tmp_path / "theory.json").read_bytes()
     theory.run(tmp_path, [0], True, said.append)
     assert len(said) == 1 and (tmp_path / "theory.json").read_bytes() == before

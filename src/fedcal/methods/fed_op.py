@@ -5,7 +5,6 @@ Each client keeps a fifth of its samples back; the server stops when their summe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from fedcal.exact.queries import SumQuery, sum_of
 from fedcal.exact.solve import Program
 from fedcal.methods.method import Additive, option
 from fedcal.nets.mlp import init_mlp, order_preserving, unflatten
-from fedcal.nets.train import Adam
+from fedcal.nets.train import Adam, EarlyStopping
 
 
 @dataclass(frozen=True)
@@ -62,16 +61,13 @@ class FedOP(Additive):
         flat = torch.cat([value.flatten() for value in net.values()]).double()
         decay = torch.cat([torch.full((v.numel(),), self.lr * self.weight_decay * (v.ndim > 1)) for v in net.values()])
         adam = Adam(flat, self.lr, decay.double())
-        best, best_loss, waited = flat.clone(), math.inf, 0
+        stopping = EarlyStopping(flat, self.patience, margin=1e-6)
         for _ in range(self.rounds - 1):
             sums = yield NetGradient(unflatten(flat, net))
-            stop_loss = float(sums["stop_loss"] / sums["stop_n"].clamp_min(1))
-            if stop_loss < best_loss - 1e-6:
-                best, best_loss, waited = flat.clone(), stop_loss, 0
-            elif (waited := waited + 1) >= self.patience or not math.isfinite(stop_loss):
+            if not stopping.goes_on(flat, sums["stop_loss"] / sums["stop_n"].clamp_min(1)):
                 break
             adam.step(torch.cat([sums[name].flatten() for name in net]) / sums["n"].clamp_min(1))
-        return unflatten(best, net)
+        return unflatten(stopping.best, net)
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return order_preserving(params, logits, sorted_input=True)

@@ -29,8 +29,6 @@ from fedcal.exact.solve import Program
 from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update
 
 Draw = Callable[[], torch.Generator]  # gives a random stream
-
-
 ROUNDS = "Rounds of all clients on the final model; of an interleaved method, in addition to the training rounds."
 FIT_ON = "The samples that a client fits on: its held-out calibration split, or its training data."
 

@@ -107,7 +107,7 @@ def get_method(spec: Any, /, **options: Any) -> Method:
 
 
 def options_offered(method: Method) -> dict[str, Option]:
-    """A method's options by name, in the order of its fields."""
+    """A method's options by name: its own first, then those that all methods of its kind have."""
     return _options_of_class(type(method))
 
 
@@ -119,8 +119,8 @@ def options_of(method: Method) -> dict[str, Any]:
 
 
 def spec_of(method: Method) -> str:
-    """The method as text that `get_method` reads: its name, and the options that differ, in the order of its fields."""
-    options = [f"{option}={_text(value)}" for option, value in options_of(method).items()]
+    """The method as text that `get_method` reads: its name, and the options that differ from the registered method."""
+    options = [f"{option}={value_as_text(value)}" for option, value in options_of(method).items()]
     return f"{method.name}:{','.join(options)}" if options else method.name
 
 
@@ -143,7 +143,7 @@ def short_label(method: Method) -> str:
     """The method for tables and figures: "fedcal-plus (keep)", "fedcal (lr=0.01)"."""
     offered, shown = options_offered(method), list[str]()
     for option, value in options_of(method).items():
-        shown.append(value if offered[option].kind is str else f"{option}={_text(value)}")
+        shown.append(value if offered[option].kind is str else f"{option}={value_as_text(value)}")
     return f"{method.name} ({', '.join(shown)})" if shown else method.name
 
 
@@ -154,10 +154,18 @@ def file_name(spec: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{digest}"
 
 
+def value_as_text(value: Any) -> str:
+    """An option's value as a spec writes it."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
 @cache
 def _options_of_class(kind: type[Method]) -> dict[str, Option]:
     hints = get_type_hints(kind)
     entries = [entry for entry in fields(kind) if "help" in entry.metadata]
+    entries.sort(key=lambda entry: entry.name in Method.__dataclass_fields__)
     return {e.name: Option(e.name, hints[e.name], e.metadata["help"], e.metadata["rules"]) for e in entries}
 
 
@@ -180,9 +188,3 @@ def _check_name(name: str, option: str, known: Mapping[str, Option], twice: bool
     near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise FedCalError(f"{name}: unknown option {option!r}{hint}: its options are {', '.join(known)}")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)

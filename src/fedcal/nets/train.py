@@ -50,18 +50,48 @@ def train_scaler(
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(apply(unflatten(flat, params), x), y)
 
-    best, best_loss, best_step = flat.detach().clone(), math.inf, 0
+    stopping = EarlyStopping(flat, how.patience)
     for step in range(how.steps + 1):
         with torch.no_grad():
-            loss = float(loss_of(x_stop, y_stop))
-        if loss < best_loss:
-            best, best_loss, best_step = flat.detach().clone(), loss, step
-        if step == how.steps or step - best_step >= how.patience or not math.isfinite(loss):
+            loss = loss_of(x_stop, y_stop)
+        if not stopping.goes_on(flat, loss) or step == how.steps:
             break
         with torch.enable_grad():  # whatever the caller's mode
             gradient = torch.autograd.grad(loss_of(x, y), flat)[0]
         adam.step(gradient)
-    return unflatten(best, params), best_step
+    return unflatten(stopping.best, params), stopping.steps[0]
+
+
+class EarlyStopping:
+    """Keep the parameters of the lowest loss, and stop after `patience` steps without a lower one.
+
+    For one flat vector of parameters and its loss, or for a stack of them that stop one by one.
+
+    Attributes:
+        best: The parameters of the lowest loss so far.
+    """
+
+    def __init__(self, flat: Tensor, patience: int, margin: float = 0.0) -> None:
+        """Losses that are not lower by more than `margin` do not count as lower."""
+        self.best, self.patience, self.margin, self.step = flat.detach().clone(), patience, margin, 0
+        self._loss = flat.new_full(flat.shape[:-1], math.inf, requires_grad=False)
+        self._step = torch.zeros(flat.shape[:-1], dtype=torch.int64)  # of the lowest loss
+        self._active = torch.ones(flat.shape[:-1], dtype=torch.bool)
+
+    @property
+    def steps(self) -> list[int]:
+        """How many steps led to the best parameters, for each vector."""
+        return self._step.flatten().tolist()
+
+    @torch.no_grad()
+    def goes_on(self, flat: Tensor, loss: Tensor) -> bool:
+        """Note the loss before the next step; returns whether that step is to be made."""
+        better = self._active & (loss < self._loss - self.margin)
+        self.best = torch.where(better[..., None], flat, self.best)
+        self._loss, self._step = self._loss.where(~better, loss), self._step.masked_fill(better, self.step)
+        self._active &= (self.step - self._step < self.patience) & loss.isfinite()
+        self.step += 1
+        return bool(self._active.any())
 
 
 class Adam:

@@ -9,6 +9,7 @@
 `wire` turns requests and replies into bytes for transports that need them.
 """
 
+from fedcal.protocol import wire
 from fedcal.protocol.client import Client, LostState
 from fedcal.protocol.ledger import Ledger
 from fedcal.protocol.messages import Plan, Reply, Request
@@ -16,4 +17,4 @@ from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 from fedcal.protocol.server import Server
 
-__all__ = ["Client", "Ledger", "LostState", "Plan", "Privacy", "Reply", "Request", "Scaler", "Server"]
+__all__ = ["Client", "Ledger", "LostState", "Plan", "Privacy", "Reply", "Request", "Scaler", "Server", "wire"]

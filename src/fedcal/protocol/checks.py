@@ -73,11 +73,12 @@ def check_reply(
     if odd := sorted(set(reply.content) ^ set(like)):
         raise FedCalError(f"{client}'s reply {'lacks' if odd[0] in like else 'should not hold'} {odd[0]!r}")
     for name, value in reply.content.items():
-        want = like[name]
-        if value.shape != want.shape or value.dtype != want.dtype:
+        shape, dtype = tuple(like[name].shape), like[name].dtype
+        if plan.method.needs_pooled_data:  # the samples themselves, of which the example has one
+            shape = (reply.n, *shape[1:])
+        if value.shape != shape or value.dtype != dtype:
             raise FedCalError(
-                f"{client}'s reply: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {want.dtype} of "
-                f"{tuple(want.shape)}"
+                f"{client}'s reply: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {dtype} of {shape}"
             )
     squares = known.squares if known else None
     for claim in parts(Claim(client, request.query, reply.content, reply.n, plan.n_classes, squares)):

@@ -18,14 +18,17 @@ from torch import nn
 
 from fedcal.base.seeds import numpy_rng, torch_rng
 from fedcal.data import Client, Dataset, Skew, load, make_clients, skew
+from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, Trained, average, copy_state, predict, train_in_turn
 from fedcal.learn.models import build
-from fedcal.measure.paired import FINEST, Paired, top_of
 from fedcal.measure.tally import Tally
-from fedcal.protocol.rounds import Calibration, Samples, begin, calibration_round
+from fedcal.measure.views import Measured, View, measure
+from fedcal.methods import Method
+from fedcal.protocol import Scaler, Server
 from fedcal.simulate.config import Config
+from fedcal.transport.memory import Exchange
 
 Record = dict[str, Any]  # what rounds.jsonl says of a round
 Trainer = Callable[[list[Job]], list[Trained]]
@@ -40,13 +43,10 @@ class Federation:
     skew: Skew
     classes: tuple[str, ...]
     model: nn.Module  # θ; its state is the global model's between rounds
-    calibrations: dict[str, Calibration]  # π̄ and every π_c, by method
+    calibrations: dict[str, Exchange]  # π̄ and every π_c, by method
     train: Trainer  # how a round's clients are trained: one after the other, or several at once
     round: int = 0
-    keep: tuple[
-        str, ...
-    ] = ()  # logits of the round's clients to leave in `seen`: "local/train", "received/held-out", …
-    seen: dict[str, torch.Tensor] = field(default_factory=dict)  # by "CLIENT/local/train" and so on
+    scalers: dict[str, Scaler] = field(default_factory=dict)  # by method, once training is over
 
 
 def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | None = None) -> Federation:
@@ -77,9 +77,15 @@ def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | No
         skew(clients, dataset.n_classes),
         dataset.classes,
         model,
-        {name: begin(method, dataset.n_classes, config.seed, name) for name, method in config.methods().items()},
+        {name: calibration(method, dataset.n_classes, config) for name, method in config.methods().items()},
         train or trainer(config, model, dataset.shape),
     )
+
+
+def calibration(method: Method, n_classes: int, config: Config) -> Exchange:
+    """A method's server, and its clients as they come: beside training, and on the final model."""
+    beside = config.rounds if method.schedule == "interleaved" else 0
+    return Exchange(Server(method, n_classes, config.seed, rounds=beside + method.rounds))
 
 
 def trainer(config: Config, model: nn.Module, shape: tuple[int, ...]) -> Trainer:
@@ -102,90 +108,31 @@ def sgd(config: Config) -> SGD:
     )  # fmt: skip
 
 
+# --- one round -----------------------------------------------------------------------------------------------------
+
+
 def run_round(state: Federation) -> Record:
-    """Lines 3–8 of Algorithm 1; returns what rounds.jsonl says of it."""
-    return run_rounds([state])[0]
-
-
-def run_rounds(states: list[Federation], glance: bool = True) -> list[Record]:
-    """The next round of several federations that share one engine: their clients train side by side.
-
-    With `glance`, a record also has the model's accuracy and ECE on the calibration data.
-    """
+    """One round of Algorithm 1, in the order of its lines; returns what rounds.jsonl says of it."""
     began = time.perf_counter()
-    chosen = [_choose(state) for state in states]
-    jobs = [_jobs(state, clients) for state, clients in zip(states, chosen, strict=True)]
-    trained = iter(states[0].train([job for mine in jobs for job in mine]))  # lines 4–6
-    records = [_aggregate(s, c, j, [next(trained) for _ in j]) for s, c, j in zip(states, chosen, jobs, strict=True)]
-    if glance:
-        records = [record | _glance(state) for record, state in zip(records, states, strict=True)]
-    return [record | {"seconds": time.perf_counter() - began} for record in records]
+    chosen = choose_clients(state)  # line 3
+    jobs = training_jobs(state, chosen)
+    trained = state.train(jobs)  # lines 4–6: every chosen client trains the model that it received (lines 14–19)
+    loss = average_models(state, jobs, trained)  # line 7
+    calibrate_alongside(state, chosen, trained)  # lines 8, 12–13 and 20
+    state.round += 1
+    record = {"round": state.round, "clients": chosen, "loss": loss, **_glance(state)}
+    return {**record, "seconds": time.perf_counter() - began}
 
 
-def finish(state: Federation) -> None:
-    """Calibration rounds on the frozen final model, all clients taking part."""
-    frozen: dict[str, dict[str, Samples]] = {}
-    for calibration in state.calibrations.values():
-        method = calibration.method
-        if method.rounds and method.fit_on not in frozen:
-            frozen[method.fit_on] = {c.name: _samples(c, state.model, method.fit_on) for c in state.clients}
-        for _ in range(method.rounds):
-            if calibration.done:
-                break
-            calibration_round(calibration, frozen[method.fit_on], state.config.seed)
-
-
-def test_logits(state: Federation) -> dict[str, torch.Tensor]:
-    """The final model's logits on each client's test set."""
-    return {c.name: predict(state.model, c.test_x) for c in state.clients}
-
-
-def evaluate(state: Federation, logits: dict[str, torch.Tensor] | None = None) -> dict[str, dict[str, list[Tally]]]:
-    """Each method's tallies on the clients' test sets: under the global scaler (`local`) and their own (`own`)."""
-    logits = test_logits(state) if logits is None else logits
-    tallies: dict[str, dict[str, list[Tally]]] = {}
-    for name, calibration in state.calibrations.items():
-        tallies[name] = {
-            "local": [_tally(calibration, logits[c.name], c, None, state.config) for c in state.clients],
-            "own": [_tally(calibration, logits[c.name], c, c.name, state.config) for c in state.clients],
-        }
-    return tallies
-
-
-def compare(state: Federation, logits: dict[str, torch.Tensor]) -> Paired | None:
-    """All methods' global scalers on the clients' test sets, in joint sums that tell how far their ECEs differ.
-
-    None where there are too many bins for that.
-    """
-    if len(state.calibrations) * state.config.n_bins > FINEST:
-        return None
-    found: Paired | None = None
-    for client in state.clients:
-        z, labels = logits[client.name], client.test_y.cpu()
-        tops = {name: top_of(calibration.apply(z), labels) for name, calibration in state.calibrations.items()}
-        mine = Paired.of(tops, state.config.n_bins)
-        found = found + mine if found else mine
-    return found
-
-
-def train(state: Federation, rounds: int, after_round: Callable[[Federation, Record], None]) -> None:
-    """Rounds up to the given one."""
-    while state.round < rounds:
-        after_round(state, run_round(state))
-
-
-# --- parts of the above ------------------------------------------------------------------------------------------
-
-
-def _choose(state: Federation) -> list[int]:
-    """Line 3: the m clients of this round."""
+def choose_clients(state: Federation) -> list[int]:
+    """Line 3: draw the m clients of this round."""
     m = state.config.clients_per_round or min(5, len(state.clients))
     rng = numpy_rng(state.config.seed, "choose", state.round)
     return sorted(rng.choice(len(state.clients), m, replace=False).tolist())
 
 
-def _jobs(state: Federation, chosen: list[int]) -> list[Job]:
-    """What the round's clients are to do; of a centralised model, one job on all data."""
+def training_jobs(state: Federation, chosen: list[int]) -> list[Job]:
+    """What each chosen client has to train; for a centralised model, one job on everybody's data."""
     received, clients, seed, t = copy_state(state.model), state.clients, state.config.seed, state.round
     if state.config.algorithm == "centralised":
         x, y = (torch.cat([getattr(c, part) for c in clients]) for part in ("train_x", "train_y"))
@@ -201,45 +148,89 @@ def _jobs(state: Federation, chosen: list[int]) -> list[Job]:
     return jobs
 
 
-def _aggregate(state: Federation, chosen: list[int], jobs: list[Job], trained: list[Trained]) -> Record:
-    """The server's part: the new model, and the round of every calibration that runs beside training."""
-    config, clients, sizes = state.config, state.clients, [len(job.y) for job in jobs]
-    state.model.load_state_dict(average([t.state for t in trained], by=sizes))  # line 7
-    if state.keep:
-        state.seen = {
-            f"{clients[c].name}/{kind}": _look(done, kind)
-            for c, done in zip(chosen, trained, strict=False)
-            for kind in state.keep
-        }
-    for calibration in _interleaved(state):  # lines 8, 12–13 and 20
-        method, samples = calibration.method, {}
+def average_models(state: Federation, jobs: list[Job], trained: list[Trained]) -> float:
+    """Line 7: the new global model is the clients' average, weighted by their samples; returns their mean loss."""
+    sizes = [len(job.y) for job in jobs]
+    loss = sum(t.loss * n for t, n in zip(trained, sizes, strict=True)) / sum(sizes)
+    if not math.isfinite(loss):
+        lr = state.config.lr
+        raise FedCalError(f"training diverged in round {state.round + 1} (loss {loss}): lower lr, now {lr}")
+    state.model.load_state_dict(average([t.state for t in trained], by=sizes))
+    return loss
+
+
+def calibrate_alongside(state: Federation, chosen: list[int], trained: list[Trained]) -> None:
+    """Lines 8, 12–13 and 20: the round of every calibration that runs beside training."""
+    config, clients = state.config, state.clients
+    for exchange in _interleaved(state):
+        method, samples = exchange.method, {}
         for i, c in enumerate(chosen):
             if config.algorithm == "centralised":  # there is no local model: both readings mean the received one
                 logits = trained[0].before[f"{c}/{method.fit_on}"]
             else:
-                logits = _look(trained[i], f"{method.logits_of}/{method.fit_on}")
+                seen = trained[i].before if method.logits_of == "received" else trained[i].after
+                logits = seen[method.fit_on]
             samples[clients[c].name] = logits.double(), _labels(clients[c], method.fit_on)
-        calibration_round(calibration, samples, config.seed)
-    state.round += 1
-    loss = sum(t.loss * n for t, n in zip(trained, sizes, strict=True)) / sum(sizes)
-    if not math.isfinite(loss):
-        raise FedCalError(f"training diverged in round {state.round} (loss {loss}): lower lr, now {config.lr}")
-    return {"round": state.round, "clients": chosen, "loss": loss}
+        exchange.round(samples)
 
 
-def _interleaved(state: Federation) -> list[Calibration]:
-    return [c for c in state.calibrations.values() if c.method.schedule == "interleaved"]
+# --- after training ------------------------------------------------------------------------------------------------
 
 
-def _wanted(state: Federation, whose: str | None = None) -> list[str]:
-    """The kinds of data on which calibrations within training rounds want logits (of the received or the local model)."""
-    kinds = {f"{c.method.logits_of}/{c.method.fit_on}" for c in _interleaved(state)} | set(state.keep)
-    return sorted({kind.split("/")[1] for kind in kinds if whose in (None, kind.split("/")[0])})
+def finish(state: Federation) -> None:
+    """Calibration rounds on the frozen final model, all clients taking part."""
+    frozen: dict[str, dict[str, Samples]] = {}
+    for name, exchange in state.calibrations.items():
+        fit_on = exchange.method.fit_on
+        if exchange.server.request is not None and fit_on not in frozen:
+            frozen[fit_on] = {c.name: _samples(c, state.model, fit_on) for c in state.clients}
+        state.scalers[name] = exchange.run(frozen.get(fit_on, {}))
 
 
-def _look(trained: Trained, kind: str) -> torch.Tensor:
-    whose, fit_on = kind.split("/")
-    return (trained.before if whose == "received" else trained.after)[fit_on]
+def test_logits(state: Federation) -> dict[str, torch.Tensor]:
+    """The final model's logits on each client's test set."""
+    return {c.name: predict(state.model, c.test_x) for c in state.clients}
+
+
+def evaluate(
+    state: Federation, logits: dict[str, torch.Tensor] | None = None, compare: bool = True
+) -> dict[str, Measured]:
+    """Measure every method on the clients' test sets, one view per method.
+
+    Args:
+        state: the finished federation.
+        logits: the final model's logits on each client's test set; if not given, they are computed.
+        compare: whether to sum up what compares the methods' global scalers with each other.
+
+    Returns:
+        "local": every client under the global scaler; "own": every client under its personal scaler, if it has one.
+    """
+    logits = test_logits(state) if logits is None else logits
+    samples = {c.name: (logits[c.name], c.test_y.cpu()) for c in state.clients}
+    n_bins = state.config.n_bins
+    return {
+        "local": measure(samples, {k: _global_view(s) for k, s in state.scalers.items()}, n_bins, compare),
+        "own": measure(samples, {k: _personal_view(s) for k, s in state.scalers.items()}, n_bins, compare=False),
+    }
+
+
+def train(state: Federation, rounds: int, after_round: Callable[[Federation, Record], None]) -> None:
+    """Rounds up to the given one."""
+    while state.round < rounds:
+        after_round(state, run_round(state))
+
+
+# --- parts of the above ------------------------------------------------------------------------------------------
+
+
+def _interleaved(state: Federation) -> list[Exchange]:
+    return [exchange for exchange in state.calibrations.values() if exchange.method.schedule == "interleaved"]
+
+
+def _wanted(state: Federation, logits_of: str | None = None) -> list[str]:
+    """The splits on which calibrations beside training want logits (of the received or the local model)."""
+    methods = [exchange.method for exchange in _interleaved(state)]
+    return sorted({method.fit_on for method in methods if logits_of in (None, method.logits_of)})
 
 
 def _inputs(client: Client, fit_on: str) -> torch.Tensor:
@@ -262,9 +253,13 @@ def _glance(state: Federation) -> dict[str, float]:
     return {"accuracy": found["accuracy"], "ece": found["ece"]}
 
 
-def _tally(calibration: Calibration, logits: torch.Tensor, client: Client, own: str | None, config: Config) -> Tally:
-    known = own if own in calibration.own else None  # a client without calibration samples has nothing of its own
-    return Tally.of(calibration.apply(logits, known), client.test_y.cpu(), config.n_bins)
+def _global_view(scaler: Scaler) -> View:
+    return lambda _, logits: scaler.apply(logits, probs=False)
+
+
+def _personal_view(scaler: Scaler) -> View:
+    """A client without calibration samples has no personal scaler: the global one serves it."""
+    return lambda client, logits: scaler.apply(logits, client if client in scaler.personal else None, probs=False)
 
 
 def _on(client: Client, device: torch.device) -> Client:

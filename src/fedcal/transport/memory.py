@@ -16,7 +16,7 @@ from fedcal.base.checks import check_kind, check_whole, look_like_probs, warn_of
 from fedcal.data.samples import Samples, Stream, check_clients, name_columns
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SampleQuery, Several
-from fedcal.methods import DEFAULT, get_method
+from fedcal.methods import DEFAULT, Method, get_method
 from fedcal.protocol.client import Client
 from fedcal.protocol.messages import Reply, Request
 from fedcal.protocol.scaler import Scaler
@@ -48,7 +48,7 @@ def calibrate(
     Args:
         clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them. (N,) scores
             are of two classes: class 1 is the likelier, the higher its score.
-        method: see `fedcal methods`.
+        method: a name (see `fedcal methods`), or a name with options, such as "fedcal-plus:accuracy=keep".
         rounds: rounds in which all clients take part; the method's own number if not given.
         seed: of whatever is drawn at random.
         stream: read `clients`, a mapping, again in every round, client by client, and keep nothing of them: memory stays
@@ -56,8 +56,9 @@ def calibrate(
         probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
         classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
             strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
-        options: the method's options, e.g. `accuracy="keep"` for fedcal-plus, which leaves every decision of the model as it
-            is (add `prior_shift=True` for clients' personal scalers that may move theirs), or `net="raw"` for fedcal.
+        options: the method's options (see `fedcal methods NAME`), e.g. `accuracy="keep"` for fedcal-plus, which leaves every
+            decision of the model as it is (add `prior_shift=True` for clients' personal scalers that may move theirs), or
+            `net="raw"` for fedcal.
 
     Returns:
         The fitted scaler.
@@ -92,6 +93,10 @@ class Exchange:
         self.server = server
         self.clients: dict[Group, Client] = {}
         self._few: list[Group] | None = None  # clients with samples in the share that is asked about, once known
+
+    @property
+    def method(self) -> Method:
+        return self.server.plan.method
 
     def run(self, samples: Mapping[str, Samples], on_round: Callable[[Server], None] = lambda server: None) -> Scaler:
         """Run rounds with these clients until the scaler is there.
@@ -135,7 +140,7 @@ class Exchange:
         """Go on from there."""
         self.server.load_state_dict(state["server"])
         for name, kept in state["clients"].items():
-            self.clients[(name,)] = Client.of(self.server.plan.method, _NOTHING)
+            self.clients[(name,)] = Client.of(self.method, _NOTHING)
             self.clients[(name,)].load_state_dict(kept)
 
     def _replies(self, request: Request, samples: Mapping[str, Samples]) -> Iterator[tuple[str, Reply]]:
@@ -149,7 +154,7 @@ class Exchange:
                 continue
             if reply.content:
                 spoke.append(group)
-            if not streamed or (share and reply.content) or self.server.plan.method.remembers:
+            if not streamed or (share and reply.content) or self.method.remembers:
                 self.clients[group] = client  # of streamed ones, the few that reply about a share
             yield group[0], reply
         if share:
@@ -161,7 +166,7 @@ class Exchange:
         With many small clients in memory, a reply costs mostly the call itself. So their samples are put together, up to
         GROUP logits; the sums differ by rounding only.
         """
-        if isinstance(samples, Stream) or len(samples) < MANY or not self.server.plan.method.additive:
+        if isinstance(samples, Stream) or len(samples) < MANY or not self.method.additive:
             return ((name,) for name in samples)
         groups: list[Group] = []
         group, size = [], 0
@@ -186,7 +191,7 @@ class Exchange:
         else:
             logits, labels = (torch.cat(values) for values in zip(*(samples[name] for name in group), strict=True))
             prepared = Prepared(lambda: (logits, labels), [len(samples[name][1]) for name in group])
-        client = Client.of(self.server.plan.method, prepared)
+        client = Client.of(self.method, prepared)
         if known:
             client.load_state_dict(known.state_dict())
         return client

@@ -27,7 +27,6 @@ from fedcal.simulate.federation import Federation, assemble, sgd
 from fedcal.simulate.runs import summarise
 from fedcal.transport.flower.average import ExactFedAvg
 from fedcal.transport.flower.strategy import CalibratedStrategy
-from fedcal.transport.memory import Exchange
 
 
 @lru_cache(maxsize=2)
@@ -108,10 +107,10 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     """
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
-    spec, server, classes = spec_of(strategy.server.plan.method), strategy.server, len(state.classes)
+    spec, classes = spec_of(strategy.server.plan.method), len(state.classes)
     here = [client for client in state.clients if client.name in strategy.measured.clients]
-    exchanges = {"uncal": Exchange(Server("uncal", classes)), spec: Exchange(server)}
-    state = replace(state, clients=here, skew=skew(here, classes), calibrations=exchanges)
+    scalers = {"uncal": Server("uncal", classes).scaler, spec: strategy.scaler}
+    state = replace(state, clients=here, skew=skew(here, classes), scalers=scalers)
     views = {"local": {"uncal": "uncal", "local": spec}, "own": {"uncal": "uncal", "own": spec}}
     order = [client.name for client in here]
     results = summarise(state, {kind: strategy.measured.select(names, order) for kind, names in views.items()})

@@ -1,0 +1,48 @@
+"""Start a command-line app: bad input ends in one line on stderr and exit 2, never in a traceback."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import typer
+
+from fedcal.errors import FedCalError
+
+
+def start(app: typer.Typer, name: str, arguments: list[str] | None, when_stopped: str) -> NoReturn:
+    """Run an app and exit.
+
+    Args:
+        app: The commands.
+        name: What the user typed to get here, such as "fedcal".
+        arguments: The rest of the command line; None for that of the process.
+        when_stopped: What to say when the user stops it.
+    """
+    try:
+        code = app(args=arguments, prog_name=name, standalone_mode=False)
+    except FedCalError as error:
+        _stop(name, str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        _stop(name, when_stopped, 130)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _stop(name, f"{where}{error.strerror or error}; check that path, or choose another", 2)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        _stop(name, _usage(error, name), 2)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: Any, name: str) -> str:
+    """A usage error of typer's, with the command that helps; it has no words for a command left out."""
+    context = getattr(error, "ctx", None)
+    message = error.format_message().rstrip(".") or "choose a command"
+    return f"{message}: see {context.command_path if context else name} --help"
+
+
+def _stop(name: str, message: str, code: int) -> NoReturn:
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)

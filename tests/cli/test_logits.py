@@ -1,0 +1,275 @@
+"""Users' own files at the command line: calibrate, apply, evaluate; and what bad files meet with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedcal
+from fedcal import FedCalError
+from fedcal.cli.main import main
+from fedcal.data.logit_files import read_site
+from fedcal.protocol.scaler_file import load_scaler
+
+FILES = ["siteA.npz", "siteB.csv", "siteC.parquet"]
+K = 3
+
+
+def draw(seed: int, n: int = 150, k: int = K) -> tuple[np.ndarray, np.ndarray]:
+    """Labels follow softmax(z), the logits are 3 z: a model that is too confident; every site with its own skew."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, k)) + np.eye(k)[seed % k]
+    return 3 * z, (z + rng.gumbel(size=z.shape)).argmax(1)
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(z).softmax(dim=1).numpy()
+
+
+def write_csv(path: str | Path, columns: dict[str, Any]) -> None:
+    rows = zip(*(np.asarray(c).tolist() for c in columns.values()), strict=True)
+    Path(path).write_text("\n".join(",".join(map(repr, row)) for row in rows).join([",".join(columns) + "\n", "\n"]))
+
+
+def columns(prefix: str, scores: np.ndarray) -> dict[str, np.ndarray]:
+    return {f"{prefix}_{k}": scores[:, k] for k in range(scores.shape[1])}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sites, each in a form of its own, and a scaler of them."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path_factory.mktemp("sites")
+    (za, ya), (zb, yb), (zc, yc) = (draw(s) for s in range(3))
+    np.savez(folder / "siteA.npz", logits=za, labels=ya)
+    write_csv(folder / "siteB.csv", {**columns("logit", zb), "label": yb})
+    parquet.write_table(arrow.table({**columns("logit", zc), "label": yc}), folder / "siteC.parquet")
+    with pytest.raises(SystemExit):
+        main(["calibrate", *(str(folder / f) for f in FILES), "--method", "fed-ts", "--out", f"{folder}/ts", "-q"])
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of them to work in."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def command(capsys: pytest.CaptureFixture[str], text: str, code: int = 0) -> str:
+    """What `fedcal TEXT` prints; on stderr if it is refused."""
+    with pytest.raises(SystemExit) as ended:
+        main(text.split())
+    out, err = capsys.readouterr()
+    assert ended.value.code == code, err
+    assert code or not err
+    return err if code else out
+
+
+# --- ordinary use -----------------------------------------------------------------------------------------------------
+
+
+def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = command(capsys, f"calibrate {' '.join(FILES)} --out cal")
+    assert "global scaler" in text and "was not fitted on" in text and "fitted on all samples: " in text
+    summary = json.loads(Path("cal/summary.json").read_text())
+    assert summary["method"] == "fedcal-plus" and summary["classes"] == K and summary["n"] == 450
+    assert summary["clients"] == {"siteA": 150, "siteB": 150, "siteC": 150}
+    assert summary["estimate"]["global"]["pooled"]["n"] == 90  # a fifth, held out
+    assert summary["estimate"]["global"]["pooled"]["nll"] < summary["estimate"]["before"]["pooled"]["nll"]
+    for view in ("global", "own"):
+        value, low, high = summary["estimate"]["ece_change"][view]
+        eces = [summary["estimate"][name]["pooled"]["ece"] for name in (view, "before")]
+        assert value == pytest.approx(eces[0] - eces[1], abs=1e-12) and low <= value <= high
+    assert "global scaler against before: ECE " in text and "95 % interval of the change" in text
+
+    scaler = load_scaler("cal/scaler.safetensors")
+    assert scaler.name == "fedcal-plus" and list(scaler.own) == ["siteA", "siteB", "siteC"]
+    whole = fedcal.calibrate({f"site{s}": draw(i) for i, s in enumerate("ABC")}, "fedcal-plus")
+    assert np.array_equal(whole.predict_proba(draw(7)[0], "siteB"), scaler.predict_proba(draw(7)[0], "siteB"))
+
+    for ending in ("npz", "csv", "parquet"):
+        command(capsys, f"apply cal/scaler.safetensors siteA.npz --client siteA --out probs.{ending}")
+        _, logits, labels, probs = read_site(Path(f"probs.{ending}"))
+        assert np.allclose(logits.exp(), scaler.predict_proba(draw(0)[0], "siteA"), atol=1e-15)
+        assert probs and labels is not None and np.array_equal(labels, draw(0)[1])
+    with np.load("probs.npz") as held:
+        assert sorted(held.files) == ["labels", "predictions", "probs"]
+        assert np.array_equal(held["predictions"], held["probs"].argmax(1))
+    np.savez("new.npz", logits=draw(8)[0])  # without labels
+    command(capsys, "apply cal/scaler.safetensors new.npz --out new-probs.npz")
+    assert sorted(np.load("new-probs.npz").files) == ["predictions", "probs"]
+
+    text = command(capsys, f"evaluate {' '.join(FILES)} --scaler cal/scaler.safetensors --own --report out.html")
+    assert "pooled, before" in text and "siteC, after" in text and "worst client: site" in text
+    assert "after against before: ECE " in text and "a clear difference on these samples" in text
+    page = Path("out.html").read_text()
+    assert page.count("<svg") == 4 and "siteB, after" in page and "<script" not in page
+
+
+def test_the_same_seed_gives_the_same_bytes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for out, order in (("one", FILES), ("two", FILES[::-1])):
+        assert command(capsys, f"calibrate {' '.join(order)} --method fed-ts --out {out} --quiet") == ""
+    assert snapshot(place / "one") == snapshot(place / "two")
+
+
+def test_options_reach_the_method(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(capsys, "calibrate siteA.npz siteB.csv --method fedcal-plus:accuracy=keep,informed=false --out cal -q")
+    options = json.loads(Path("cal/summary.json").read_text())["options"]
+    assert options == {"accuracy": "keep", "informed": False}
+    scaler = load_scaler("cal/scaler.safetensors")
+    assert np.array_equal(scaler.predict_proba(draw(9)[0]).argmax(1), draw(9)[0].argmax(1))
+
+
+def test_sites_of_a_few_samples(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        np.savez(f"{name}.npz", logits=draw(1, 3)[0], labels=draw(1, 3)[1])
+    text = command(capsys, "calibrate a.npz b.npz --out cal")
+    assert "nothing is known of how good" in text and "fell back on a temperature" in text
+    assert json.loads(Path("cal/summary.json").read_text())["estimate"] is None
+
+
+def test_probabilities_by_name_and_by_word(place: Path) -> None:
+    z, y = draw(0)
+    p = softmax(z)
+    np.savez("named.npz", probabilities=p, labels=y)
+    np.savez("other.npz", scores=p, labels=y)
+    np.savez("both.npz", probs=p, logits=z)
+    write_csv("plain.csv", {"cat": p[:, 0], "dog": p[:, 1], "hen": p[:, 2], "label": y})
+    write_csv("more.csv", {"id": y + 7, **columns("prob", p)})
+    want = torch.from_numpy(p).log()
+    assert torch.equal(read_site(Path("named.npz"))[1], want)
+    assert torch.equal(read_site(Path("other.npz"), "probs")[1], want)
+    assert torch.equal(read_site(Path("both.npz"), "probs")[1], want)
+    assert torch.equal(read_site(Path("both.npz"), "logits")[1], torch.from_numpy(z))
+    assert torch.equal(read_site(Path("plain.csv"), "probs")[1], want)
+    assert torch.equal(read_site(Path("more.csv"))[1], want)
+    assert read_site(Path("more.csv"))[2] is None
+    np.savez("zero.npz", probs=np.eye(3), labels=np.arange(3))
+    assert read_site(Path("zero.npz"))[1].isfinite().all()
+
+
+def test_parquet_without_pyarrow(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(FedCalError, match=r"siteC.parquet: Parquet needs pyarrow: pip install 'fedcal\[parquet\]'"):
+        read_site(Path("siteC.parquet"))
+
+
+# --- bad files --------------------------------------------------------------------------------------------------------
+
+
+def npz(**changes: Any) -> Callable[[], Any]:
+    """x.npz as siteA's, with arrays changed, or left out where None."""
+
+    def write() -> None:
+        z, y = draw(0)
+        held = {"logits": z, "labels": y, **changes}
+        np.savez("x.npz", **{name: value for name, value in held.items() if value is not None})
+
+    return write
+
+
+def text(content: str | bytes, name: str = "x.csv") -> Callable[[], Any]:
+    return lambda: Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def spoilt(value: float) -> np.ndarray:
+    z = draw(0)[0]
+    z[4, 1] = value
+    return z
+
+
+Z, Y = draw(0)
+HEAD = "logit_0,logit_1,logit_2,label\n"
+CAL = "calibrate siteA.npz x.npz --out new"
+CSV = "calibrate siteA.npz x.csv --out new"
+BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "probabilities as logits": (npz(logits=softmax(Z)), CAL, "x.npz: logits look like probabilities"),
+    "logits as probabilities": (npz(logits=None, probs=Z), CAL, "are not probabilities"),
+    "logits said to be probs": (npz(), CAL + " --probs", "--probs is said, but the file has logits"),
+    "both": (npz(probs=softmax(Z)), CAL, "which of logits, probs is meant?"),
+    "neither": (npz(logits=None, scores=Z), CAL, "neither logits nor probs, but scores"),
+    "other K": (npz(logits=draw(0, k=4)[0], labels=draw(0, k=4)[1]), CAL, "x.npz: 4 classes, where siteA.npz has 3"),
+    "NaN row": (npz(logits=spoilt(np.nan)), CAL, "x.npz: logits must be finite: row 4 holds NaN or infinity"),
+    "infinite row": (npz(logits=spoilt(np.inf)), CAL, "row 4 holds NaN or infinity"),
+    "NaN probabilities": (npz(logits=None, probs=spoilt(np.nan)), CAL, "row 4 holds NaN"),
+    "no labels": (npz(labels=None), CAL, "x.npz: no labels: add an array `labels`"),
+    "empty site": (npz(logits=Z[:0], labels=Y[:0]), CAL, "x.npz: no samples: leave this site out"),
+    "label too high": (npz(labels=Y + 1), CAL, "x.npz: labels must lie in 0..2: found 3"),
+    "label negative": (npz(labels=Y - 1), CAL, "found -1"),
+    "labels too few": (npz(labels=Y[:-1]), CAL, "149 labels for 150 rows"),
+    "pickled objects": (npz(logits=Z.astype(object)), CAL, "x.npz: damaged, or no .npz of plain arrays"),
+    "not a zip": (text("hello", "x.npz"), CAL, "x.npz: damaged"),
+    "cut short": (lambda: text(Path("siteA.npz").read_bytes()[:900], "x.npz")(), CAL, "x.npz: damaged"),
+    "one array": (lambda: (np.save("x.npy", Z), Path("x.npy").rename("x.npz")), CAL, "a single array"),
+    "missing file": (lambda: None, CAL, "x.npz: no such file"),
+    "missing csv": (lambda: None, CSV, "x.csv: no such file"),
+    "ending unknown": (lambda: None, "calibrate x.txt --out new", "one of .npz, .csv, .parquet, not '.txt'"),
+    "one name twice": (
+        lambda: (npz()(), write_csv("x.csv", {**columns("logit", Z), "label": Y})),
+        "calibrate x.csv x.npz --out new",
+        "x.npz: another file has a site 'x' too",
+    ),
+    "csv empty": (text(""), CSV, "x.csv: columns none"),
+    "csv without rows": (text(HEAD), CSV, "x.csv: no samples"),
+    "csv without header": (text("1,2,3,0\n"), CSV, "x.csv: columns 1, 2, 3, 0: name them logit_0"),
+    "csv with words": (text(HEAD + "1,2,x,0\n"), CSV, "x.csv: cannot be read as CSV (could not convert string 'x'"),
+    "csv with a short row": (text(HEAD + "1,2,3,0\n1,2\n"), CSV, "x.csv: cannot be read as CSV"),
+    "csv with a gap": (text(HEAD + "1,2,,0\n"), CSV, "x.csv: cannot be read as CSV"),
+    "csv not UTF-8": (text(b"\xff\xfe,\n1\n"), CSV, "x.csv: cannot be read as CSV"),
+    "csv without a class": (text("logit_0,logit_2,label\n1,2,0\n"), CSV, "column logit_1 is missing"),
+    "csv with one name twice": (text("p_0,p_0,label\n1,2,0\n"), CSV, "two columns have one name"),
+    "parquet damaged": (text("hello", "x.parquet"), "calibrate x.parquet --out new", "cannot be read as Parquet"),
+    "method unknown": (npz(), CAL + " --method fedcla", "did you mean 'fedcal'?"),
+    "method of training": (npz(), CAL + " --method fedcal-literal", "fitted while a model is trained"),
+    "option unknown": (npz(), CAL + " --method fedcal:hiden=3", "unknown option 'hiden'"),
+    "option without value": (npz(), CAL + " --method fedcal-plus:informed", "option 'informed' has no value"),
+    "option of other kind": (npz(), CAL + " --method fedcal-plus:informed=3", "informed must be true or false"),
+    "accuracy unknown": (
+        npz(),
+        CAL + " --method fedcal-plus:accuracy=kep",
+        "unknown accuracy 'kep': did you mean 'keep'?",
+    ),
+    "out taken": (npz(), "calibrate x.npz --out ts", "ts/scaler.safetensors exists"),
+    "apply other K": (npz(logits=draw(0, k=4)[0]), "apply ts/scaler.safetensors x.npz --out p.npz", "4 classes for a"),
+    "apply unknown client": (
+        npz(),
+        "apply ts/scaler.safetensors x.npz --client sitB --out p.npz",
+        "unknown client 'sitB': did you mean 'siteB'?",
+    ),
+    "apply to other ending": (npz(), "apply ts/scaler.safetensors x.npz --out p.txt", "not '.txt'"),
+    "apply no scaler": (npz(), "apply x.npz x.npz --out p.npz", "x.npz is damaged or no safetensors file"),
+    "evaluate without labels": (npz(labels=None), "evaluate x.npz", "x.npz: no labels"),
+    "evaluate own of nothing": (npz(), "evaluate x.npz --own", "--own needs --scaler"),
+}
+
+
+@pytest.mark.parametrize("case", BAD.values(), ids=BAD.keys())
+def test_bad_files(case: tuple[Callable[[], Any], str, str], place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil, line, word = case
+    spoil()
+    before = snapshot(place)
+    said = command(capsys, line, code=2).splitlines()
+    assert len(said) == 1 and said[0].startswith("fedcal: ") and word in said[0]
+    assert snapshot(place) == before
+
+
+def test_no_site_is_named_like_the_pooled_row(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("siteA.npz").rename("pooled.npz")
+    for line in ("evaluate pooled.npz", "calibrate pooled.npz siteB.csv --method fed-ts --out new -q"):
+        assert "a site cannot be named 'pooled'" in command(capsys, line, code=2)
+    assert not Path("new").exists()

@@ -1,0 +1,62 @@
+"""Scalers: a short repr, names and classes; what is saved comes back, and damage is told in one line."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedcal
+from fedcal import FedCalError, Scaler
+from fedcal.base.store import read_tensors, write_tensors
+
+RNG = np.random.default_rng(0)
+LOGITS = 2 * RNG.normal(size=(200, 3))
+LABELS = (LOGITS / 2 + RNG.gumbel(size=LOGITS.shape)).argmax(1)
+WORDS = np.array(["cat", "dog", "owl"])
+PROBS = np.exp(LOGITS) / np.exp(LOGITS).sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("classes", [["cat", "dog", "owl"], [1, 5, 7], [0.5, 1.5, 2.5], None])
+def test_what_is_saved_comes_back(classes, tmp_path):
+    labels = LABELS if classes is None else np.array(classes)[LABELS]
+    fitted = fedcal.calibrate({"a": (PROBS, labels)}, probs=True, classes=classes)
+    fitted.save(tmp_path / "x.safetensors")
+    again = Scaler.load(tmp_path / "x.safetensors")
+    assert (again.method.name, again.classes, again.probs) == ("fedcal-plus", tuple(classes or ()), True)
+    assert again.method == fitted.method and again.n_classes == 3
+    for client in (None, "a"):
+        assert np.array_equal(again.predict_proba(PROBS, client), fitted.predict_proba(PROBS, client))
+    again.welcome("b", PROBS, labels)
+
+
+def test_clients_whose_names_hold_slashes(tmp_path):
+    half = LABELS < 1
+    names = {"a": half, "a/b": ~half, "a%2Fb": LABELS == 2, "50 %": LABELS == 1}
+    fitted = fedcal.calibrate({name: (LOGITS[rows], LABELS[rows]) for name, rows in names.items()})
+    fitted.save(tmp_path / "x.safetensors")
+    again = Scaler.load(tmp_path / "x.safetensors")
+    for name in names:
+        assert np.array_equal(again.predict_proba(LOGITS, name), fitted.predict_proba(LOGITS, name))
+
+
+def rewrite(path, **changes):
+    tensors, about = read_tensors(path)
+    about = {key: value for key, value in (about | changes).items() if value != "gone"}
+    write_tensors(path, tensors, json.loads(json.dumps(about)))
+
+
+def test_files_of_earlier_versions_are_refused(tmp_path):
+    path = tmp_path / "x.safetensors"
+    fedcal.calibrate([(LOGITS, LABELS)], "avg-t").save(path)
+    rewrite(path, schema=1)
+    with pytest.raises(FedCalError, match="not a scaler that this fedcal knows"):
+        Scaler.load(path)
+
+
+@pytest.mark.parametrize("changes", [{"classes": ["a"]}, {"classes": "abc"}, {"classes": [[1]] * 3}, {"probs": "yes"}])
+def test_damage_is_one_line(changes, tmp_path):
+    path = tmp_path / "x.safetensors"
+    fedcal.calibrate([(LOGITS, LABELS)], "avg-t").save(path)
+    rewrite(path, **changes)
+    with pytest.raises(FedCalError, match="is damaged"):
+        Scaler.load(path)
