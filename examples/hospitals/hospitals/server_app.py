@@ -18,5 +18,5 @@ def main(grid: Grid, context: Context) -> None:
     )
     strategy.start(grid, ArrayRecord(build().state_dict()), int(config["rounds"]))
     metrics = strategy.metrics()
-    for view, words in {"uncal": "before", "global": "global scaler", "own": "each hospital's own"}.items():
+    for view, words in {"uncal": "before", "global": "global scaler", "own": "personal scalers"}.items():
         print(f"{words:20s} ECE {metrics[view]['ece']:.3f}  NLL {metrics[view]['nll']:.3f}")

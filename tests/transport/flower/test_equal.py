@@ -130,7 +130,9 @@ def test_lost_state_is_that_nodes_fault():
     (fault,) = strategy.report()["faults"]
     assert (fault["name"], fault["phase"], fault["round"]) == ("va", "calibration", 2)
     assert "LostState" in fault["reason"] and "what this client kept from its last reply is gone" in fault["reason"]
-    assert strategy.report()["fitted_by"] == strategy.report()["measured_by"] == ["cleveland", "hungarian", "switzerland"]
+    assert (
+        strategy.report()["fitted_by"] == strategy.report()["measured_by"] == ["cleveland", "hungarian", "switzerland"]
+    )
 
 
 def test_a_folder_outlives_the_node(tmp_path):

@@ -13,12 +13,12 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from flwr.app import Context, RecordDict
 
-from fedcal import load_scaler
+from fedcal import Scaler
 from fedcal.base.store import read_json
 from fedcal.transport.flower import LocalGrid
 from fedcal.transport.flower.launch import ENVIRONMENT
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def run_app(folder, package, nodes, config, monkeypatch):
@@ -38,7 +38,7 @@ def test_hospitals(tmp_path, monkeypatch, capsys):
     about = read_json(tmp_path / "federation.json")
     assert about["measured_by"] == list(HOSPITALS) and about["faults"] == []
     assert about["metrics"]["global"]["nll"] < about["metrics"]["uncal"]["nll"]
-    assert "each hospital's own" in capsys.readouterr().out
+    assert "personal scalers" in capsys.readouterr().out
 
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -80,6 +80,6 @@ def test_quickstart_with_the_diff(quickstart, monkeypatch, capsys):
     run_app(quickstart, "quickstart", nodes, {"num-server-rounds": 2, "lr": 0.1}, monkeypatch)
     printed = capsys.readouterr().out
     assert "eval_acc" in printed and "fedcal-ece" in printed
-    scaler = load_scaler(quickstart / "calibrated" / "scaler.safetensors")
-    assert scaler.name == "fedcal-plus" and scaler.n_classes == 10
+    scaler = Scaler.load(quickstart / "calibrated" / "scaler.safetensors")
+    assert scaler.method.name == "fedcal-plus" and scaler.n_classes == 10
     assert read_json(quickstart / "calibrated" / "federation.json")["faults"] == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
+
 from transport.flower.help import ROUNDS, breaking, config_of, distance, flower, grid_of
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
@@ -356,7 +357,9 @@ def test_the_latest_scalers_are_in_the_checkpoint(tmp_path):
     for node, context in second.contexts.items():
         context.state.update(first.contexts[node].state)
     again, _ = flower(config, second, folder=tmp_path)
-    assert distance(again.scaler.params, whole.scaler.params) == 0 < distance(whole.scaler.params, without.scaler.params)
+    assert (
+        distance(again.scaler.params, whole.scaler.params) == 0 < distance(whole.scaler.params, without.scaler.params)
+    )
     assert list(again.scaler.params) == list(whole.scaler.params)
     assert again.report()["bytes_up"] == whole.report()["bytes_up"]
 

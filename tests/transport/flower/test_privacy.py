@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from transport.flower.help import config_of, distance, flower, grid_of
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")

@@ -10,7 +10,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,27 +18,27 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from fedcal import load_scaler
+from fedcal import Scaler
 from fedcal.base.store import read_json, read_tensors
 from fedcal.learn.local import predict
 from fedcal.measure.tally import Tally
+from fedcal.methods import spec_of
+from fedcal.methods.spec import file_name
+from fedcal.simulate.federation import assemble
 from fedcal.transport.flower import launch
 from fedcal.transport.flower.app.client_app import app as client_app
 from fedcal.transport.flower.keys import write_node_key
-from flower_help import ROUNDS, config_of, distance, flower, grid_of, simulated
+from transport.flower.help import ROUNDS, config_of, distance, flower, grid_of, simulated
 
+MEASURED = ("accuracy", "nll", "brier", "ece", "equal_mass_ece", "classwise_ece")
 REFUSED = (
     "Failed to initialize the connection to the SuperLink"  # what a SuperNode says whom the SuperLink does not let in
 )
 
 
-# Rounds over real processes take a second; so the methods with many have options that need fewer (test_flower_equal.py has
-# them whole).
-METHODS: dict[str, dict[str, Any]] = {
-    "fed-ts": {},
-    "fedcal": {"rounds": 2},
-    "fedcal-plus": {"accuracy": "keep", "informed": False},
-}
+# Rounds over real processes take a second; so the methods with many have options that need fewer (test_equal.py has them
+# whole).
+METHODS = ("fed-ts", "fedcal:rounds=2", "fedcal-plus:accuracy=keep,informed=false")
 
 
 def small(data, method, clients=2):
@@ -49,22 +48,22 @@ def small(data, method, clients=2):
 
 def check_runs(processes, plan, data):
     """Every method on the same nodes, and the run's folder against the simulator: model, scaler, metrics. Bit for bit."""
-    for method, options in METHODS.items():
+    for method in METHODS:
         config = small(data, method, len(plan.names))
-        run = replace(plan, config=config.resolve(), folder=plan.folder / method, options=plan.options | options)
+        run = replace(plan, config=config.resolve(), folder=plan.folder / file_name(method))
         launch.write_app(run)
-        assert processes.call(method, run.run(), 240) == 0
-        state, metrics = simulated(config, **options)
-        found = load_scaler(run.folder / "scaler.safetensors")
+        assert processes.call(file_name(method), run.run(), 240) == 0
+        theirs = simulated(config)
+        found = Scaler.load(run.folder / "scaler.safetensors")
         model = read_tensors(run.folder / "model.safetensors")[0]
-        assert found.name == method and len(state.clients) == len(plan.names)
-        assert distance(dict(sorted(state.model.state_dict().items())), model) == 0
-        assert distance(dict(sorted(state.calibrations[method].params.items())), found.params) == 0
+        assert spec_of(found.method) == method and len(theirs.clients) == len(plan.names)
+        assert distance(theirs.model, model) == 0
+        assert distance(theirs.scaler.params, found.params) == 0
         results = read_json(run.folder / "results.json")["methods"][method]["global"]
-        assert all(abs(results[key] - value) < 1e-12 for key, value in metrics.items())
+        assert all(abs(results[key] - value) < 1e-12 for key, value in theirs.metrics.items() if key in MEASURED)
         about = read_json(run.folder / "federation.json")
-        assert about["faults"] == [] and about["measured_by"] == [client.name for client in state.clients]
-        assert about["training_rounds"] == ROUNDS and about["calibration_rounds"] == state.calibrations[method].rounds
+        assert about["faults"] == [] and about["measured_by"] == theirs.clients
+        assert about["training_rounds"] == ROUNDS and about["calibration_rounds"] == theirs.rounds
 
 
 class Ear:
@@ -104,14 +103,14 @@ class Ear:
 def secrets(data, clients):
     """What travels and nobody is to read, of the first node: label counts, of test and calibration samples, and scalers."""
     found = {}
-    for method, options in METHODS.items():
-        state, _ = simulated(small(data, method, clients), **options)
-        first, scaler = state.clients[0], state.calibrations[method].params
-        found |= {f"{method}'s {name}": value.numpy() for name, value in scaler.items() if value.numel()}
-        found["hits by class"] = (
-            Tally.of(predict(state.model, first.test_x), first.test_y).to_tensors()["classes"][0].numpy()
-        )
-        found["label counts"] = torch.bincount(first.cal_y, minlength=len(state.classes)).double().numpy()
+    for method in METHODS:
+        config = small(data, method, clients)
+        theirs, first = simulated(config), assemble(config.resolve()).clients[0]
+        found |= {f"{method}'s {name}": value.numpy() for name, value in theirs.scaler.params.items() if value.numel()}
+    model = assemble(config.resolve()).model
+    model.load_state_dict(theirs.model)
+    found["hits by class"] = Tally.of(predict(model, first.test_x), first.test_y).to_tensors()["classes"][0].numpy()
+    found["label counts"] = torch.bincount(first.cal_y, minlength=theirs.scaler.n_classes).double().numpy()
     return {name: value.tobytes() for name, value in found.items()}
 
 
@@ -128,14 +127,14 @@ def plaintext(data, clients):
         hear(reply)
         return reply
 
-    for method, options in METHODS.items():
+    for method in METHODS:
         config = small(data, method, clients)
-        flower(config, grid_of(config, listening), **options)
+        flower(config, grid_of(config, listening))
     return heard
 
 
 def test_digits_equal_to_the_simulator_and_closed_to_strangers(tmp_path):
-    """Strangers are refused meanwhile, and a relay hears nothing of what passes through it."""
+    """Strangers are refused meanwhile, and a relay learns nothing of what passes through it."""
     plan = launch.plan(small("digits", "fed-ts"), tmp_path, {"timeout": 60.0})
     ear = Ear(plan.port)
     plan = replace(plan, entrance=f"{launch.HOST}:{ear.port}")
@@ -200,10 +199,10 @@ def test_killed_node_server_and_superlink(tmp_path):
     assert about["measured_by"] == ["client-0", "client-1"]
     assert about["training_rounds"] == 4 and [len(r["took_part"]) for r in about["rounds"]] == [3, 2, 2, 2, 2]
     assert about["faults"][0]["name"] == "client-2"
-    scaler = load_scaler(plan.folder / "scaler.safetensors")
+    scaler = Scaler.load(plan.folder / "scaler.safetensors")
     assert all(bool(value.isfinite().all()) for value in scaler.params.values())
     assert not training.exists()
-    assert b"fedcal.answer" in ear.heard  # without TLS everything can be read
+    assert b"fedcal.reply" in ear.heard  # without TLS everything can be read
 
 
 def trained(path):

@@ -1,7 +1,7 @@
-"""FedAvg as the simulator has it: Σ (n_c / N) θ_c summed in float64, integer counters left as they are.
+"""FedAvg as the simulator computes it: Σ (n_c / N) θ_c summed in float64, integer counters left as they are.
 
-Flower's own adds in the model's type, which differs in the last bits. Models that differ so give the same temperature to
-seven digits, but not the same folds: those follow from the logits' exact bits.
+Flower's FedAvg adds in the model's type, which differs in the last bits. Such models give the same temperature to seven
+digits, but not the same folds, which follow from the logits' exact bits.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from fedcal.transport.flower.records import from_record, to_record
 
 
 class ExactFedAvg(FedAvg):
-    """Flower's FedAvg but for the sum itself."""
+    """Flower's FedAvg, except for the sum itself."""
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the averaged model, and the metrics that Flower averages."""
         good = [reply for reply in replies if not reply.has_error()]
         arrays, metrics = super().aggregate_train(server_round, good)
         if arrays is None:

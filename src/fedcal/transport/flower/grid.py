@@ -1,4 +1,4 @@
-"""Grids: the nodes of a round as an inner strategy may see them, messages asked with a limit, and nodes in one process."""
+"""Grids: the nodes that an inner strategy may see, messages with a time limit, and nodes in one process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcal.errors import FedCalError
 
 CLIENT_APP_RAISED = 2  # Flower's code of a ClientApp that raised
-ASKED_AGAIN = 3  # times that a strategy which is not waiting asks for the nodes at most
-FOR_EVER = 12 * 3600.0  # how long Flower keeps a message
+ASKED_AGAIN = 3  # times at most that a strategy asks for the nodes unless it waits for more
+LONGEST = 12 * 3600.0  # seconds that Flower keeps a message
 
 
 class TooFewNodes(FedCalError):
@@ -23,10 +23,15 @@ class TooFewNodes(FedCalError):
 
 
 class PatientGrid(Grid):
-    """A grid that shows the nodes of this round only, and does not let a strategy wait for more of them for ever.
+    """A grid that shows the nodes of this round only, and limits how long a strategy waits for more of them.
 
-    Flower's strategies ask for the nodes again and again until there are enough; a node that died for good would keep them
-    waiting. Here the asking ends in `TooFewNodes`.
+    Flower's strategies ask for the nodes again and again until there are enough: they would wait for ever for a node that
+    is gone. Here that ends in `TooFewNodes`.
+
+    Args:
+        grid: of the run.
+        nodes: of all connected nodes, returns those of this round.
+        patience: seconds.
     """
 
     def __init__(self, grid: Grid, nodes: Callable[[list[int]], list[int]], patience: float) -> None:
@@ -57,11 +62,21 @@ class PatientGrid(Grid):
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return ask(self._grid, list(messages), timeout or FOR_EVER)
+        return ask(self._grid, list(messages), timeout or LONGEST)
 
 
 def ask(grid: Grid, messages: list[Message], timeout: float, pause: float = 0.2) -> list[Message]:
-    """Send and receive, with shorter pauses than Flower's three seconds: calibration takes many small rounds."""
+    """Send messages and wait for the replies, with shorter pauses than Flower's three seconds.
+
+    Args:
+        grid: of the run.
+        messages: to send.
+        timeout: seconds to wait.
+        pause: seconds between two looks for replies.
+
+    Returns:
+        The replies that came in time.
+    """
     waiting = {sent for sent in grid.push_messages(messages) if sent}
     replies: list[Message] = []
     until = time.monotonic() + timeout
@@ -75,10 +90,15 @@ def ask(grid: Grid, messages: list[Message], timeout: float, pause: float = 0.2)
 
 
 class LocalGrid(Grid):
-    """Nodes in this process: every message is handled at once by the app, each node with a context of its own.
+    """Nodes in this process: the app handles every message at once, with one context per node.
 
     For tests and for trying an app out; a round costs some hundredths of a second. What an app raises comes back as an
     error, as from a SuperNode.
+
+    Args:
+        app: the ClientApp.
+        nodes: the config of each node.
+        run_config: of the run.
     """
 
     def __init__(
@@ -93,7 +113,9 @@ class LocalGrid(Grid):
             for node, config in enumerate(nodes, start=1)
         }
         self._replies: dict[str, Message] = {}
-        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 0  # whom messages are from; a run sets it
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = (
+            0  # the sender of messages; a real run sets it
+        )
 
     def set_run(self, run: Any) -> None:
         raise FedCalError("a LocalGrid belongs to no run")
@@ -136,12 +158,12 @@ class LocalGrid(Grid):
         at_node.metadata.__dict__.update(message.metadata.__dict__)
         try:
             return self.app(at_node, context)
-        except Exception as error:  # whatever an app raises is that node's affair
+        except Exception as error:  # whatever an app raises is that node's fault
             return Message(Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=at_node)
 
 
 def copy_content(content: RecordDict) -> RecordDict:
-    """Records of its own for each node, as after a journey."""
+    """Copy records, so that no two nodes share them."""
     found = RecordDict()
     for name, record in content.items():
         kind: Any = type(record)

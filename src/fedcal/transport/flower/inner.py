@@ -1,8 +1,8 @@
-"""What an inner strategy has come to hold: FedAdam's moments, FedAvgM's momentum, an adaptive clipping norm.
+"""The state of an inner strategy: FedAdam's moments, FedAvgM's momentum, an adaptive clipping norm.
 
-Flower's strategies keep such things as attributes and have no way to save them. Here they are found by what they are
-(numbers, arrays, and lists or dicts of arrays; also of a strategy within the strategy) and put back as that: nothing that
-is read runs code. Numbers that did not change since the strategy was made are its settings, and stay as the app has them.
+Flower's strategies keep their state in attributes and have no way to save it. Here attributes are found by their type
+(numbers, arrays, and lists or dicts of arrays; also those of a strategy within the strategy) and restored by it: nothing
+that is read runs code. Numbers that did not change since the strategy was made are its settings: the app sets them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,20 @@ BETWEEN = "."  # a strategy within a strategy, and its attribute
 
 
 def numbers_of(strategy: Strategy) -> dict[str, int | float]:
-    """Its numbers, by attribute."""
+    """Return a strategy's numbers, by attribute."""
     return {name: value for name, value in _attributes(strategy).items() if _is_number(value)}
 
 
 def state_of(strategy: Strategy, at_first: dict[str, int | float]) -> tuple[Params, Told]:
-    """Its arrays, and what says where they belong; numbers only where they are not `at_first`."""
+    """Return a strategy's state.
+
+    Args:
+        strategy: the inner strategy.
+        at_first: its numbers when it was made (`numbers_of`).
+
+    Returns:
+        Its arrays; and by attribute the numbers that have changed, and the kind and names of arrays.
+    """
     arrays, numbers = dict[str, torch.Tensor](), numbers_of(strategy)
     told: Told = {name: value for name, value in numbers.items() if at_first.get(name) != value}
     for name, value in _attributes(strategy).items():
@@ -36,7 +44,7 @@ def state_of(strategy: Strategy, at_first: dict[str, int | float]) -> tuple[Para
         kind, parts = found
         try:
             tensors = [torch.from_numpy(np.array(part)) for part in parts.values()]
-        except (TypeError, ValueError):  # a type that PyTorch has not: no reason to end a run
+        except (TypeError, ValueError):  # a type that PyTorch does not have: no reason to end a run
             continue
         told[name] = {"kind": kind, "names": list(parts)}
         arrays |= {f"{name}/{i}": tensor for i, tensor in enumerate(tensors)}
@@ -44,7 +52,16 @@ def state_of(strategy: Strategy, at_first: dict[str, int | float]) -> tuple[Para
 
 
 def put_back(strategy: Strategy, arrays: Params, told: Told) -> None:
-    """The same into a strategy that was just made as that one was."""
+    """Restore the state of a strategy that was made in the same way.
+
+    Args:
+        strategy: to restore.
+        arrays: from `state_of`.
+        told: from `state_of`.
+
+    Raises:
+        FedCalError: where the state is damaged, or of another strategy.
+    """
     has = _attributes(strategy)
     for name, value in told.items():
         if name not in has:
@@ -90,7 +107,7 @@ def _attributes(strategy: Strategy) -> dict[str, Any]:
 
 
 def _arrays(value: Any) -> tuple[str, dict[str, Any]] | None:
-    """What kind of arrays that is, and they by name; None if it is something else, or holds none."""
+    """The kind of a value that holds arrays, and its arrays by name; None if it holds none."""
     if isinstance(value, ArrayRecord):
         kind, parts = "record", {name: array.numpy() for name, array in value.items()}
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A certificate authority, a server's certificate and the nodes' keys, for a federation on this machine.
+"""Certificates of the server and keys of the nodes, for a federation on this machine.
 
 For real machines, see docs/deploy.md: the same, with the server's name in its certificate.
 """
@@ -20,7 +20,12 @@ DAYS = 30
 
 
 def write_certificates(folder: Path, host: str = "127.0.0.1") -> None:
-    """ca.crt, server.pem and server.key; the authority's own key is not kept."""
+    """Write ca.crt, server.pem and server.key. The key of the certificate authority is not kept.
+
+    Args:
+        folder: where to.
+        host: the server's name or address.
+    """
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     issuer = _name("FedCal test authority")
     ca = (
@@ -45,7 +50,11 @@ def write_certificates(folder: Path, host: str = "127.0.0.1") -> None:
 
 
 def write_node_key(path: Path) -> None:
-    """A SuperNode's key pair in OpenSSH's form: `path` and `path.pub`."""
+    """Write a SuperNode's key pair in OpenSSH's format, to `path` and `path.pub`.
+
+    Args:
+        path: where to.
+    """
     key = ec.generate_private_key(ec.SECP384R1())
     form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     _write_secret(path, key.private_bytes(*form))

@@ -1,7 +1,7 @@
-"""A real federation on this machine: SuperLink, SuperNodes and the run as processes on loopback, and their end.
+"""A real federation on this machine: SuperLink, SuperNodes and the run as processes on loopback.
 
-`plan` says what is started, in the words of a shell, so that it can be copied to real machines (`--dry-run`); `federate`
-starts it.
+`plan` gives the commands, so that they can be copied to real machines (`--dry-run`); `federate` starts them, and stops them
+in the end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COMING_UP = 60.0  # seconds that a SuperLink has to come up, and to register a k
 
 @dataclass(frozen=True)
 class Plan:
-    """What a federation consists of: files under `folder`, and commands."""
+    """A federation's files, all under `folder`, and the commands that start it."""
 
     config: Config
     folder: Path
@@ -61,8 +61,8 @@ class Plan:
     node_ports: list[int]
     insecure: bool
     options: dict[str, Any]  # of the strategy
-    database: bool = False  # nodes find back to a SuperLink that was killed; rounds take twice as long
-    entrance: str = ""  # where the nodes find the SuperLink, if not at its own address
+    database: bool = False  # nodes reconnect to a SuperLink that was killed; rounds take twice as long
+    entrance: str = ""  # the address that nodes connect to, if it is not the SuperLink's
 
     @property
     def flower(self) -> Path:
@@ -116,7 +116,7 @@ class Plan:
         return self.flower / "keys" / f"node-{number}"
 
     def commands(self) -> list[str]:
-        """All of it, in order, as a shell would have it."""
+        """Return all commands in their order, as lines of a shell script."""
         registered = [] if self.insecure else [self.register(i) for i in range(len(self.names))]
         nodes = [self.supernode(i) for i in range(len(self.names))]
         long = [shlex.join(self.superlink()) + " &", *map(shlex.join, registered)]
@@ -128,12 +128,25 @@ class Plan:
 
 
 def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool = False) -> Plan:
-    """A federation of the config's clients, on free ports. Nothing is written yet."""
+    """Plan a federation of the config's clients, on free ports. Nothing is written yet.
+
+    Args:
+        config: of the run.
+        folder: the run folder.
+        options: of the strategy.
+        insecure: neither TLS nor node keys.
+
+    Returns:
+        The plan.
+
+    Raises:
+        FedCalError: where the config or an option is not as it should be.
+    """
     config = config.resolve()
     about = DATASETS[config.data]
     CalibratedStrategy(
         FedAvg(), spec_of_run(config), n_classes=len(about.classes), **options
-    )  # says what is wrong with them
+    )  # it says what is wrong with the options
     if options.get("timeout", 1) <= 0:
         raise FedCalError(f"timeout must be above 0, not {options['timeout']}")
     if not about.embedded and not config.data_dir and "FEDCAL_DATA" not in os.environ:
@@ -148,7 +161,7 @@ def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool =
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens on."""
+    """Return ports on loopback that nobody listens on."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -160,7 +173,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def write_app(plan: Plan) -> None:
-    """The app's folder, from which Flower makes its bundle."""
+    """Write the app's folder, from which Flower makes its bundle."""
     app, source = plan.flower / "app" / "fedcal_federation", Path(str(app_package.__file__)).parent
     for name in ("__init__.py", "client_app.py", "server_app.py"):
         write_bytes(app / name, (source / name).read_bytes())
@@ -174,7 +187,7 @@ def write_app(plan: Plan) -> None:
 
 
 def prepare(plan: Plan) -> None:
-    """The files that the commands need: app, connection, certificates and keys."""
+    """Write the files that the commands need: app, connection, certificates and keys."""
     here = plan.flower
     for old in here.glob(f"{DATABASE}*"):
         old.unlink()
@@ -215,7 +228,7 @@ clientapp = "fedcal_federation.client_app:app"
 
 
 class Processes:
-    """Processes of one federation, each with its log; all of them end together."""
+    """The processes of one federation, each with a log."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.running = plan, dict[str, subprocess.Popen[bytes]]()
@@ -240,7 +253,7 @@ class Processes:
         return process
 
     def call(self, name: str, command: list[str], timeout: float) -> int:
-        """Start and wait; -1 where the time ran out."""
+        """Start a command and wait for it; returns its exit status, or -1 where the time ran out."""
         process = self.start(name, command)
         try:
             return process.wait(timeout)
@@ -250,7 +263,7 @@ class Processes:
             self.stop(name)
 
     def stop(self, name: str) -> None:
-        """End a process and what it started: politely, then not."""
+        """End a process and what it started: by SIGTERM, then by SIGKILL."""
         process = self.running.pop(name, None)
         if process is None:
             return
@@ -272,15 +285,15 @@ class Processes:
         return shutil.which(command, path=self.environment["PATH"]) or command
 
     def tail(self, name: str) -> str:
-        """The last line of a log, for an error."""
+        """Return the last line of a log, for an error message."""
         log = self.plan.flower / "logs" / f"{name}.log"
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
-        return lines[-1].strip() if lines else "it said nothing"
+        return lines[-1].strip() if lines else "its log is empty"
 
 
 @contextmanager
 def federation(plan: Plan) -> Iterator[Processes]:
-    """SuperLink and SuperNodes, up and registered; ended on the way out, whatever happened."""
+    """Start SuperLink and SuperNodes and register the nodes; stop all of them on the way out, whatever happened."""
     processes = Processes(plan)
     with tempfile.TemporaryDirectory(prefix="fedcal-") as short:  # a socket's path must be short
         try:
@@ -301,7 +314,7 @@ def federation(plan: Plan) -> Iterator[Processes]:
 
 
 def wait_healthy(plan: Plan, processes: Processes) -> None:
-    """Until the SuperLink answers."""
+    """Wait until the SuperLink responds."""
     url = f"{'http' if plan.insecure else 'https'}://{plan.address}/health"
     trust = None if plan.insecure else ssl.create_default_context(cafile=plan.flower / "ca.crt")
     until = time.monotonic() + COMING_UP
@@ -315,14 +328,23 @@ def wait_healthy(plan: Plan, processes: Processes) -> None:
 
 
 def wait_warm(line: Path, processes: Processes) -> None:
-    """Until processes can be forked; where they cannot, Flower starts its own."""
+    """Wait until processes can be forked; where they cannot, Flower's commands run as they are."""
     until = time.monotonic() + COMING_UP
     while not line.exists() and time.monotonic() < until and processes.running["warm"].poll() is None:
         time.sleep(0.1)
 
 
 def federate(plan: Plan, timeout: float, resume: bool = False) -> None:
-    """The whole of it: start, run, stop. The run's folder then holds scaler, results and report."""
+    """Start a federation, run it, and stop it. The run folder then holds scaler, results and report.
+
+    Args:
+        plan: of the federation.
+        timeout: seconds that the run may take.
+        resume: go on from the checkpoint in the run folder.
+
+    Raises:
+        FedCalError: where the run did not finish.
+    """
     if not resume:
         clear(plan.folder)
     prepare(plan)
@@ -334,7 +356,7 @@ def federate(plan: Plan, timeout: float, resume: bool = False) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Away with an earlier run's files, and nothing else."""
+    """Delete the files of an earlier run, and nothing else."""
     for name in (*FILES, "scaler.safetensors", "federation.json"):
         (folder / name).unlink(missing_ok=True)
     for name in ("checkpoint", "flower", "scalers"):

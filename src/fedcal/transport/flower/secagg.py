@@ -129,7 +129,13 @@ def _settled(method: Method, before: Request, after: Request) -> bool:
 
 
 def _round(
-    grid: Grid, nodes: list[int], server: Server, request: Request, scales: dict[str, float], number: int, timeout: float
+    grid: Grid,
+    nodes: list[int],
+    server: Server,
+    request: Request,
+    scales: dict[str, float],
+    number: int,
+    timeout: float,
 ) -> tuple[Params, list[str]]:
     """The total of the replies to a request, and the tensors that some node had to clip."""
     sent = {"request": pack_request(server.plan, request), "scales": json.dumps(scales)}

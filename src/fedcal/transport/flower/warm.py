@@ -1,13 +1,13 @@
-"""A federation that answers at once: Flower's processes forked from one that has everything imported already.
+"""Fast start of Flower's processes: they are forked from one process that has everything imported already.
 
-Flower starts a new `flwr-clientapp` for every message, and importing PyTorch takes it seconds; calibration has many small
-messages. `python -m fedcal.transport.flower.warm SOCKET [CONFIG]` imports once, loads the data, and waits. Commands of
-Flower's names that stand before its own in PATH (`write_commands`) ask it for a fork, which then runs Flower's very
-command, with the asker's folder, environment and output, for as long as the asker lives. Every message still has a process
-of its own. Where nobody listens, Flower's own command is run.
+Flower starts a new `flwr-clientapp` for every message, which imports PyTorch for seconds; calibration has many small
+messages. `python -m fedcal.transport.flower.warm SOCKET [CONFIG]` imports once, loads the data, and waits. `write_commands`
+writes commands with the names of Flower's, to come first in PATH. Such a command asks the process for a fork, which runs
+the real command with the caller's folder, environment and output, for as long as the caller lives. Every message still has
+its own process. Where nobody listens, the command runs Flower's.
 
-Flower waits long where it waits: three seconds between a SuperNode's looks for messages, one before it asks again for an
-object that is not there yet. It has no option for either; in forks both are shorter.
+Flower waits three seconds between a SuperNode's looks for messages, and one second before it asks again for an object that
+is not there yet. It has no option for either; in forks both are shorter.
 """
 
 from __future__ import annotations
@@ -58,7 +58,12 @@ sys.exit(int(told.readline() or 1))
 
 
 def write_commands(folder: Path, path: Path) -> None:
-    """The commands in that folder, which is to come first in PATH. Flower's own: of this environment, or else in PATH."""
+    """Write the commands, which run those of Flower in this environment, or else in PATH.
+
+    Args:
+        folder: where to; it is to come first in PATH.
+        path: the socket that they ask for a fork.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     beside = Path(sys.executable).parent
     others = [one for one in os.get_exec_path() if Path(one).resolve() != folder.resolve()]  # else it finds itself
@@ -70,8 +75,13 @@ def write_commands(folder: Path, path: Path) -> None:
 
 
 def serve(path: Path, config: str | None = None) -> None:
-    """Import, load, and wait for requests."""
-    for module, _ in COMMANDS.values():  # what takes its time; some of it is imported on use only
+    """Import, load the data, and wait for requests.
+
+    Args:
+        path: the socket.
+        config: of the run whose data are loaded, as JSON.
+    """
+    for module, _ in COMMANDS.values():  # these import slowly, some of them only when they are used
         importlib.import_module(module)
     for module in (
         "flwr.superlink.main",
@@ -83,17 +93,17 @@ def serve(path: Path, config: str | None = None) -> None:
         importlib.import_module(module)
     if config is not None:
         importlib.import_module("fedcal.transport.flower.task").at_node(config)
-    _make_hasty()
+    _shorten_pauses()
     listen(path)
 
 
 def listen(path: Path) -> None:
-    """Fork for each request of this user: a second child runs it, the first one stays with the asker."""
+    """Fork for each request of this user: a second child runs it, the first one stays with the caller."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the first children
     if path.is_socket():
         path.unlink()
     with socket.socket(socket.AF_UNIX) as listening:
-        before = os.umask(0o177)  # nobody else's, from the first moment
+        before = os.umask(0o177)  # for this user only, from the first moment
         listening.bind(str(path))
         os.umask(before)
         listening.listen(64)
@@ -113,7 +123,7 @@ def _of_this_user(line: socket.socket) -> bool:
 
 
 def _attend(line: socket.socket) -> None:
-    """Run the request in a child, and say which and how it ended; a child whose asker is gone is killed."""
+    """Run the request in a child, and say which and how it ended; a child whose caller is gone is killed."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         request, files = _request(line)
@@ -133,7 +143,7 @@ def _attend(line: socket.socket) -> None:
             _, status = os.waitpid(child, 0)
         line.sendall(f"{os.waitstatus_to_exitcode(status) & 0xFF}\n".encode())
     except (OSError, ValueError):
-        pass  # the asker is gone: nobody to tell
+        pass  # the caller is gone: there is nobody to tell
     finally:
         os._exit(0)
 
@@ -174,8 +184,8 @@ def _run(folder: str, environment: dict[str, str], name: str, *arguments: str, f
         os._exit(code)
 
 
-def _make_hasty() -> None:
-    """The module that looks for messages gets a clock of its own, which does not sleep for long."""
+def _shorten_pauses() -> None:
+    """Give the module that looks for messages a `sleep` that is short."""
     from flwr.supercore.inflatable import inflatable_utils as objects
     from flwr.supernode import start_client_internal as node
 

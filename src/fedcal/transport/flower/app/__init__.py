@@ -1,1 +1,1 @@
-"""The app that `fedcal federate` runs; copied into the run's folder, for Flower bundles an app from its own folder."""
+"""The app that `fedcal federate` runs. It is copied into the run folder, from which Flower bundles it."""
