@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedcal.protocol.scaler_file import load_scaler
 from safetensors.torch import load_file
 
 from fedcal.base.store import read_tensors, write_tensors
 from fedcal.cli.main import main
-from fedcal.protocol.scaler_file import load_scaler
 
 SITES = ["siteA", "siteB", "siteC"]
 K = 3

@@ -103,6 +103,7 @@ class Client:
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive the client's process: tensors, and JSON values under `about`."""
         about = {"federation": self.federation, "round": self.round, "releases": self.releases}
+        about |= {"order": [list(self._before), list(self.memory)]}  # a file sorts them, and sums depend on it
         return {"tensors": nest("before", self._before) | nest("after", self.memory), "about": about}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -115,7 +116,9 @@ class Client:
             about, tensors = state["about"], state["tensors"]
             self.federation, self.round = str(about["federation"]), int(about["round"])
             self.releases = int(about["releases"])
-            self._before, self.memory = contiguous(unnest("before", tensors)), contiguous(unnest("after", tensors))
+            before, after = (unnest(part, tensors) for part in ("before", "after"))
+            self._before = contiguous({name: before[name] for name in about["order"][0]})
+            self.memory = contiguous({name: after[name] for name in about["order"][1]})
         except (KeyError, TypeError, ValueError) as error:
             raise FedCalError(f"the client's state is damaged ({error}): delete it and start again") from None
 
