@@ -74,6 +74,13 @@ class Server:
         self.ledger = Ledger()
         self._begin()
 
+    @classmethod
+    def of(cls, plan: Plan) -> Server:
+        """Make the server of a plan that was written down: its federation keeps its name."""
+        server = cls(plan.method, plan.n_classes, plan.seed, classes=plan.classes)
+        server.plan = plan
+        return server
+
     @one_thread()
     def _begin(self) -> None:
         self.fit: Fit = self.plan.method.begin(self.plan.n_classes, self.rounds, self.plan.seed)
@@ -172,7 +179,9 @@ class Server:
         Returns:
             Whether the fit begins again: replies to the last request are then of no use.
         """
-        gone = [name for name in names if self.known.pop(name, None)]
+        leaving = list(names)
+        self.ledger.dropped += [name for name in leaving if name not in self.ledger.dropped]
+        gone = [name for name in leaving if self.known.pop(name, None)]
         private = self.privacy is not None or bool(self.private)
         if not gone or not self.fit.received or not self.plan.method.additive or private:
             return False
@@ -209,6 +218,7 @@ class Server:
         }  # fmt: skip
         return {"tensors": tensors, "about": about}
 
+    @one_thread()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a server of the same method stood.
 
