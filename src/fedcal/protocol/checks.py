@@ -163,11 +163,25 @@ def check_request(request: Request, method: Method) -> None:
                 f"the server asks for {kind}, which {method.name} never does: do not reply to this server"
             )
         for name, leaf in leaves(query):
+            if isinstance(leaf, Tensor) and leaf.dtype not in (torch.float32, torch.float64):
+                raise FedCalError(f"the server's request holds {leaf.dtype} in {name!r}: do not reply to this server")
             largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
-            if isinstance(leaf, float):
+            if isinstance(leaf, int | float):
                 largest = abs(leaf)
             if not largest <= SPREAD**2:  # or not a number
-                raise FedCalError(f"the server's request holds {largest:.3g} in {name!r}: do not reply to this server")
+                raise FedCalError(
+                    f"the server's request holds a value in {name!r} that is no number, or too large: do not reply to it"
+                )
+
+
+def check_n_classes(client: str, n_classes: int, plan: Plan) -> None:
+    """Refuse samples of another number of classes than the federation's.
+
+    Raises:
+        FedCalError: which says both numbers.
+    """
+    if n_classes != plan.n_classes:
+        raise FedCalError(f"{client}: {n_classes} classes, where the federation has {plan.n_classes}")
 
 
 def check_client_name(name: str) -> str:

@@ -16,7 +16,7 @@ from fedcal.base.store import nest, unnest
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.methods import Method, get_method
+from fedcal.methods import Method, Update, get_method
 from fedcal.protocol.checks import check_request
 from fedcal.protocol.messages import Reply, Request
 from fedcal.protocol.privacy import Privacy
@@ -80,7 +80,7 @@ class Client:
         privacy = self.privacy or request.clipping
         if self.privacy:
             self._spend(self.privacy)
-        update = self.method.reply(request.query, self.samples, memory)
+        update = self._update(request, memory)
         self._before, self.memory = memory, contiguous(update.memory)
         self.federation, self.round = request.federation, request.round
         content = (
@@ -118,6 +118,15 @@ class Client:
             self._before, self.memory = contiguous(unnest("before", tensors)), contiguous(unnest("after", tensors))
         except (KeyError, TypeError, ValueError) as error:
             raise FedCalError(f"the client's state is damaged ({error}): delete it and start again") from None
+
+    def _update(self, request: Request, memory: Params) -> Update:
+        try:
+            return self.method.reply(request.query, self.samples, memory)
+        except FedCalError:
+            raise
+        except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise FedCalError(f"the request does not fit this client's samples ({reason}): check the server") from error
 
     def _memory_before(self, request: Request) -> Params:
         """What the client had kept when the request was first made."""

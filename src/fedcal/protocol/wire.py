@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import types
+from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params
 from fedcal.base.query import Query, contiguous
 from fedcal.errors import FedCalError
@@ -78,16 +80,27 @@ def plan_from_json(header: Header) -> Plan:
     kinds = {"n_classes": int, "seed": int, "classes": list, "federation": str}
     if any(type(header.get(key)) is not kind for key, kind in kinds.items()) or header["n_classes"] < 2:
         raise FedCalError("the federation's plan is damaged: ask for it again")
+    if classes := header["classes"]:
+        if not all(type(label) in (str, int, float, bool) for label in classes):
+            raise FedCalError("the federation's classes are damaged: ask for its plan again")
+        check_classes(classes, header["n_classes"])
     method = method_from_json(header)
     return Plan(method, header["n_classes"], header["seed"], tuple(header["classes"]), header["federation"])
 
 
-def pack_request(plan: Plan, request: Request) -> bytes:
-    """Return a request, with the plan that it belongs to, as bytes."""
+def pack_request(plan: Plan, request: Request, clients: Sequence[str] = ()) -> bytes:
+    """Return a request, with the plan that it belongs to, as bytes.
+
+    Args:
+        plan: of the federation.
+        request: the server's.
+        clients: who is asked; `asked_clients` reads them back. Empty: everybody.
+    """
     tensors: Params = {}
     query = _flatten(request.query, "", tensors)
     clipping = asdict(request.clipping) if request.clipping else None
     header = {**plan_to_json(plan), "kind": "request", "round": request.round, "query": query}
+    header |= {"clients": list(clients)} if clients else {}
     return pack(tensors, header | ({"clip": clipping["clip"], "unit": clipping["unit"]} if clipping else {}))
 
 
@@ -106,6 +119,18 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
         raise FedCalError("the request asks nothing that this fedcal knows: use one version everywhere")
     clipping = Privacy(float("inf"), clip=header["clip"], unit=header.get("unit", "")) if "clip" in header else None
     return plan, Request(plan.federation, header["round"], query, clipping)
+
+
+def asked_clients(data: Any) -> list[str]:
+    """Return the names of the clients that a request is meant for; empty: everybody.
+
+    Raises:
+        FedCalError: where the bytes are not a message.
+    """
+    clients = unpack(data)[1].get("clients", [])
+    if not isinstance(clients, list) or not all(type(name) is str for name in clients):
+        raise FedCalError("the request does not say whom it asks")
+    return clients
 
 
 def pack_reply(reply: Reply, client: str) -> bytes:
