@@ -33,13 +33,14 @@ class Known:
 
     n: int | None = None  # its samples
     squares: float | None = None  # the sum of its squared logits; the most where it declared it of a share as well
+    probs: bool = False  # whether its scores are probabilities
 
     def after(self, reply: Reply) -> Known:
         """Return what is known after one more reply."""
         declared = reply.content.get("squares")
         if declared is None or reply.privacy:
-            return replace(self, n=reply.n)
-        return Known(reply.n, max(float(declared), self.squares or 0.0))
+            return replace(self, n=reply.n, probs=reply.probs)
+        return Known(reply.n, max(float(declared), self.squares or 0.0), reply.probs)
 
 
 # --- at the server -------------------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class Client:
         self.samples, self.privacy = samples, privacy
         if privacy:
             privacy.check(self.method)
+        self.probs = False  # whether its scores were probabilities: the server's scaler should know
         self.releases = 0  # replies under local privacy so far
         self.federation, self.round = "", 0  # of the last reply
         self._before: Params = {}  # what it had kept before its last reply: a request may come twice
@@ -87,7 +88,8 @@ class Client:
             privacy.at_client(self.method, request.query, self.samples, memory, update) if privacy else update.content
         )
         told = self._told(self.privacy) if self.privacy else {}
-        return Reply(contiguous(content), n, request.digest, update.notes, told, len(self.samples.counts))
+        clients = len(self.samples.counts)
+        return Reply(contiguous(content), n, request.digest, update.notes, told, self.probs, clients)
 
     @one_thread()
     def personalize(self, scaler: Scaler) -> Params:

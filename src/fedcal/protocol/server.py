@@ -202,7 +202,8 @@ class Server:
         plan, method = self.plan, self.plan.method
         if method.additive and self.fit.query is not None:
             raise FedCalError("the fit is not done: there is no scaler yet")
-        return Scaler(method, self.fit.params, plan.n_classes, classes=plan.classes, ledger=self.ledger)
+        probs = (bool(self.known) and all(of.probs for of in self.known.values())) or None
+        return Scaler(method, self.fit.params, plan.n_classes, classes=plan.classes, probs=probs, ledger=self.ledger)
 
     def state_dict(self, since: int = 0) -> dict[str, Any]:
         """Return all that is needed to stop here and go on elsewhere: tensors, and JSON values under `about`.
@@ -211,7 +212,7 @@ class Server:
             since: leave out the rounds of an exact fit up to this one, where they are stored already.
         """
         tensors, fit = self.fit.state(since)
-        known = {name: [of.n, of.squares] for name, of in self.known.items()}
+        known = {name: [of.n, of.squares, of.probs] for name, of in self.known.items()}
         about = {
             **plan_to_json(self.plan), "rounds": self.rounds, "fit": fit, "ledger": self.ledger.to_dict(), "known": known,
             "private": self.private,
@@ -236,7 +237,7 @@ class Server:
             self._begin()
             self.fit.load(state["tensors"], about["fit"])
             self.ledger = Ledger.from_dict(about["ledger"])
-            self.known = {name: Known(n, squares) for name, (n, squares) in about["known"].items()}
+            self.known = {name: Known(*declared) for name, declared in about["known"].items()}
             self.private = dict(about["private"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedCalError(f"the state is damaged ({error}): start again") from None

@@ -136,6 +136,7 @@ def asked_clients(data: Any) -> list[str]:
 def pack_reply(reply: Reply, client: str) -> bytes:
     """Return a client's reply as bytes."""
     header = {"schema": SCHEMA, "kind": "reply", "client": client, "n": reply.n, "to": reply.to, "notes": reply.notes}
+    header |= {"probs": True} if reply.probs else {}
     return pack(reply.content, header | ({"privacy": reply.privacy} if reply.privacy else {}))
 
 
@@ -152,7 +153,8 @@ def unpack_reply(data: Any) -> tuple[str, Reply]:
         raise FedCalError("the message is not a reply")
     if type(n) is not int or not 0 <= n <= 10**12:
         raise FedCalError(f"{client} declares {n!r} samples: a whole number is needed")
-    return client, Reply(tensors, n, to, _numbers(client, header.get("notes")), privacy=_privacy(client, header))
+    notes, privacy = _numbers(client, header.get("notes")), _privacy(client, header)
+    return client, Reply(tensors, n, to, notes, privacy, header.get("probs") is True)
 
 
 def _check_schema(header: Header) -> None:
