@@ -74,7 +74,7 @@ class Client:
         """
         n = len(self.samples.labels)
         if not n:
-            return Reply({}, 0, request.digest)
+            return Reply({}, 0, request.digest, probs=self.probs)
         if check:
             check_request(request, self.method)
         memory = self._memory_before(request)
