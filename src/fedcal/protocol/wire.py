@@ -111,9 +111,10 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
         FedCalError: where the bytes are not a request of this version.
     """
     tensors, header = unpack(data)
-    plan = plan_from_json(header)
+    _check_schema(header)
     if header.get("kind") != "request" or type(header.get("round")) is not int or header["round"] < 1:
         raise FedCalError("the message is not a request")
+    plan = plan_from_json(header)
     query = _rebuild(header.get("query"), tensors, 0)
     if not isinstance(query, Query):
         raise FedCalError("the request asks nothing that this fedcal knows: use one version everywhere")
