@@ -32,6 +32,7 @@ from fedcal.exact.queries import (
 from fedcal.methods import fedcal_plus
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
+from fedcal.protocol import plausible
 from fedcal.protocol.checks import Known
 from fedcal.protocol.plausible import CHECKS, Claim, check_plausible, check_size, parts
 from fedcal.protocol.privacy import clipped
@@ -334,6 +335,25 @@ def test_a_share_of_the_samples_may_be_fewer() -> None:
         check(replace(share, n=50))
     with pytest.raises(FedCalError, match="counts 90 samples, but 140"):
         check(replace(share, query=Start()))
+
+
+@pytest.mark.parametrize("name", ["labels", "folds"])
+def test_counts_of_a_share_add_up(name: str) -> None:
+    claim = claim_with((Start, {}, name))
+    content = {**claim.content, name: claim.content[name].clone()}
+    content[name][0] -= 1
+    with pytest.raises(FedCalError, match=f"{name!r} add up to 89, but there are 90 samples"):
+        check(replace(claim, content=content, n=140, query=Start(share=0.5, folds=True)))
+
+
+def test_large_hessians_are_checked_by_their_minors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plausible, "EXACT_UP_TO", 1)
+    claim = claim_with((LinearSums, {"family": "vector", "curvature": "full"}, "-1/hess"))
+    check(claim)
+    content = {**claim.content, "-1/hess": claim.content["-1/hess"].clone()}
+    indefinite(content["-1/hess"], claim)
+    with pytest.raises(FedCalError, match="not positive semi-definite"):
+        check(replace(claim, content=content))
 
 
 def test_clipped_and_noised_replies_have_only_their_size_checked() -> None:
