@@ -28,6 +28,7 @@ SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
     kind.__name__: kind for method in METHODS.values() for kind in (*method.queries, FoldMap, View)
 }
+MOST = 10**9  # rounds, classes
 DEEPEST = 8  # levels within a query: ours have four
 
 Header = dict[str, Any]
@@ -78,7 +79,7 @@ def plan_from_json(header: Header) -> Plan:
     """
     _check_schema(header)
     kinds = {"n_classes": int, "seed": int, "classes": list, "federation": str}
-    if any(type(header.get(key)) is not kind for key, kind in kinds.items()) or header["n_classes"] < 2:
+    if any(type(header.get(key)) is not kind for key, kind in kinds.items()) or not 2 <= header["n_classes"] <= MOST:
         raise FedCalError("the federation's plan is damaged: ask for it again")
     if classes := header["classes"]:
         if not all(type(label) in (str, int, float, bool) for label in classes):
@@ -112,7 +113,7 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
     """
     tensors, header = unpack(data)
     _check_schema(header)
-    if header.get("kind") != "request" or type(header.get("round")) is not int or header["round"] < 1:
+    if header.get("kind") != "request" or type(header.get("round")) is not int or not 1 <= header["round"] <= MOST:
         raise FedCalError("the message is not a request")
     plan = plan_from_json(header)
     query = _rebuild(header.get("query"), tensors, 0)
