@@ -159,7 +159,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a tensor is missing": (edit(LAST, lambda t, _: t.pop("0003/-1/grad")), "lead nowhere"),
     "a tensor has another shape": (
         edit(LAST, lambda t, _: t.update({"0003/-1/loss": t["0003/-1/grad"]})),
-        "lead nowhere",
+        "the state is damaged",
     ),
     "no fit": (edit(LAST, lambda _, a: a.pop("fit")), "the state is damaged"),
     "no books": (edit(LAST, lambda _, a: a.pop("ledger")), "the state is damaged"),
