@@ -262,22 +262,22 @@ def test_classes_at_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_federation_of_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """The server's question names the classes, so that a site need not show all; a site is a part of a file."""
+    """The server's request names the classes, so that a site need not show all; a site is a part of a file."""
     parts = {name: draw(number) for number, name in enumerate(NAMES)}
     z, y = (np.concatenate(pair) for pair in zip(*parts.values(), strict=True))
     labels = np.array(["dog", "cat", "owl"])[y]
     write("all.csv", logits_of(z), label=labels, site=np.repeat(NAMES, 80))
     command(capsys, "calibrate all.csv --method fed-ts --classes dog,cat,owl --out cal -q")
     command(capsys, "server start srv --method fed-ts --classes dog,cat,owl --sites north,south")
-    refused = command(capsys, "client answer srv/question-0001.safetensors all.csv", code=2)
+    refused = command(capsys, "client reply srv/request-0001.safetensors all.csv", code=2)
     assert "2 sites: choose one with --name, such as --name north" in refused
-    refused = command(capsys, "client answer srv/question-0001.safetensors all.csv --name nort", code=2)
+    refused = command(capsys, "client reply srv/request-0001.safetensors all.csv --name nort", code=2)
     assert "unknown site 'nort': did you mean 'north'?" in refused
     number = 1
-    while (question := Path(f"srv/question-{number:04d}.safetensors")).exists():
+    while (request := Path(f"srv/request-{number:04d}.safetensors")).exists():
         for name in NAMES:
-            command(capsys, f"client answer {question} all.csv --name {name} --out {name}.safetensors")
-        command(capsys, "server add srv north.safetensors south.safetensors")
+            command(capsys, f"client reply {request} all.csv --name {name} --out {name}.safetensors")
+        command(capsys, "server receive srv north.safetensors south.safetensors")
         number += 1
     command(capsys, "client finish srv/scaler.safetensors all.csv --name south --out south-own.safetensors")
     by_hand, whole = Scaler.load("south-own.safetensors"), Scaler.load(SCALER)
