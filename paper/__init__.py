@@ -28,7 +28,7 @@ def reproduce(
         seeds: One federation of each kind is trained for each of them.
         quick: Only a small piece of it.
         device: "cpu", "cuda" or "cuda:N".
-        say: Is told how far it is.
+        say: Is called with progress messages.
         data: Only federations of these data sets.
 
     Returns:

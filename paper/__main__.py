@@ -59,8 +59,8 @@ def measure(
     page = reproduce(
         what.value, out_dir, runs or out_dir / "runs", range(seeds or (1 if quick else 3)), quick, device, say, data
     )
-    out.print(page.read_text(encoding="utf-8"), highlight=False, markup=False)
-    out.print(f"written to {page.parent}")
+    out.print(page.read_text(encoding="utf-8"), highlight=False, markup=False, soft_wrap=True)
+    out.print(f"written to {page.parent}", highlight=False, soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -17,7 +17,7 @@ def by_seed(
     measure: Callable[[int], dict[str, Any]],
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Every seed's `measure(seed)`, kept in the file; those that it holds of the same config are not measured again."""
+    """Measure every seed and write it to the file; seeds that the file has with the same config are not measured again."""
     known = results.read(path)
     data = known["data"] if known.get("config") == config else {}
     here = results.machine()  # before the first file is written: the commit is that of the code
@@ -36,7 +36,7 @@ def by_seed(
 
 
 def origin(path: Path) -> str:
-    """A line on where the figures come from, for the Markdown."""
+    """One sentence on seeds, commit, device and time."""
     about = results.read(path)
     seeds = ", ".join(map(str, about["seeds"]))
     return f"Seeds {seeds}; commit {about['commit']}, {about['device']}, {about['seconds']:.0f} s."

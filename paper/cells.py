@@ -1,8 +1,8 @@
-"""A cell of a table: one federation, trained once, recorded, and every method fitted on the record.
+"""Train and record a federation once, and fit every method on the recording. A cell is one federation of a table.
 
-`train` runs cells of one data set and one way to train together on a GPU (their clients share it), or one after the other
-on a CPU. `fit` fits all methods in worker processes, a cell each, while `train` goes on with the next. Both skip what is
-there already, so that work goes on where it stopped.
+On a GPU `train` trains all cells that share a data set and training settings side by side; on a CPU one after the other.
+`fit` fits cells in worker processes while `train` goes on with the next ones. Both skip what is already done, so that an
+interrupted command goes on where it stopped.
 
     RUNS/NAME/        the recording of a cell, and its scalers (large; never committed)
     OUT/DATA.json     every cell of a data set: config, commit, device, seconds and every method's metrics
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 
 def name_of(config: Config) -> str:
-    """A cell's file name: what sets it apart from the paper's setup."""
+    """Name a cell by what differs from the paper's setup."""
     parts = [config.data, config.model or "", "iid" if config.partition == "iid" else f"b{config.beta:g}"]
     for flag, value, default in (
         ("m", config.momentum, None), ("mu", config.prox_mu, 0), ("c", config.clients or 20, 20),
@@ -63,9 +63,16 @@ def name_of(config: Config) -> str:
 
 
 def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> Iterator[Path]:
-    """Record every cell that is not recorded yet, and give its folder; those that are come first.
+    """Train and record every cell that is not recorded yet.
 
-    `tune` also keeps what clients' models become after one more round.
+    Args:
+        cells: The federations.
+        runs: Folder of the recordings.
+        say: Is called with progress messages.
+        tune: Whether to also record each client's model after one more round of its own.
+
+    Yields:
+        The folder of each recording; those that existed come first.
     """
     cells = [cell.resolve() for cell in cells]
     waiting = [cell for cell in cells if not (runs / name_of(cell) / "final.safetensors").exists()]
@@ -79,17 +86,17 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> 
         yield folder
     groups: dict[tuple[Any, ...], list[Config]] = {}
     for cell in waiting:
-        alone = cell.seed if cell.device == "cpu" else None
         key = (cell.data, cell.model, cell.momentum, cell.prox_mu, cell.rounds, cell.algorithm, cell.limit)
-        groups.setdefault((*key, cell.beta if alone is not None else None, alone), []).append(cell)
+        alone = (cell.beta, cell.seed) if cell.device == "cpu" else ()
+        groups.setdefault((*key, *alone), []).append(cell)
     for group in groups.values():
         _train_group(group, runs, say, tune)
         yield from (runs / name_of(cell) for cell in group)
 
 
 def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
+    """Train cells that share an engine, and write their recordings."""
     began, first = time.perf_counter(), cells[0]
-
     states = [_assemble(first)]
     with ThreadPoolExecutor(8) as pool:
         states += pool.map(lambda cell: _assemble(cell, states[0].train), cells[1:])
@@ -114,13 +121,13 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
         folder = runs / name_of(cell)
         speed = {"seconds": seconds / len(cells), "together": len(cells), "ms_a_step": 1000 * seconds / steps}
         methods = [name for name in cell.method if _keeps_rounds(cell) or METHODS[name].schedule != "interleaved"]
-        told = {**speed, **results.machine(), "methods": methods}
+        about = {**speed, **results.machine(), "methods": methods}
         model = {name: value.cpu() for name, value in state.model.state_dict().items()}
-        write_tensors(folder / "model.safetensors", model, {"schema": 1, **told})
+        write_tensors(folder / "model.safetensors", model, {"schema": 1, **about})
         if tune:
             _tune(state, folder)
-        write_final(folder, state, told)  # last: what has it is whole
-    per_step = f"{1000 * seconds / steps:.2f} ms a client-step"
+        write_final(folder, state, about)  # last: its file marks a complete recording
+    per_step = f"{1000 * seconds / steps:.2f} ms per client and step"
     say(f"{label}: trained in {seconds:.0f} s ({per_step}), recorded after {time.perf_counter() - began:.0f} s")
 
 
@@ -140,14 +147,14 @@ def _whole(data: str, data_dir: str | None) -> Dataset:
 
 
 def _dataset(cell: Config) -> Dataset:
-    """Published sets are read once; parts of them, and sets that are drawn, depend on the seed."""
+    """The cell's data set. Published ones are read once; a limited or synthetic one depends on the seed."""
     if cell.limit or DATASETS[cell.data].embedded:
         return load(cell.data, cell.data_dir, cell.seed, limit=cell.limit)
     return _whole(cell.data, cell.data_dir)
 
 
 def _tune(state: federation.Federation, folder: Path) -> None:
-    """Every client trains the final model once more; its logits on its own and on all test samples are kept."""
+    """Let every client train the final model once more, and write its logits on all test samples."""
     received, everything = copy_state(state.model), torch.cat([client.test_x for client in state.clients])
     jobs = [
         Job(received, c.train_x, c.train_y, numpy_rng(state.config.seed, "tune", c.name), after={"all": everything})
@@ -169,7 +176,7 @@ def fit(
     Args:
         folders: The recordings; they may come from `train` itself, so that a cell is fitted while others are trained.
         out: Folder of the results, one file per data set; what it has is not fitted again.
-        say: Is told of every cell that is finished.
+        say: Is called with progress messages.
         methods: What to fit.
         workers: How many processes fit; as many as there are cores unless given.
 
@@ -212,7 +219,7 @@ def _file(out: Path, data: str) -> Path:
 
 
 def _in_background() -> None:
-    """A worker: one thread, no GPU, and behind whoever trains."""
+    """Set up a worker process: one thread, no GPU, and a lower priority than training."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
     os.nice(10)
@@ -231,7 +238,7 @@ def possible(folder: Path, methods: Methods) -> Methods:
 
 
 def fit_cell(folder: Path, methods: Methods) -> dict[str, Any]:
-    """Fit the methods that are not fitted yet; returns everyone's metrics on the test data."""
+    """Fit the methods that are not fitted yet; returns all methods' metrics on the test data."""
     record, began = Recording(folder), time.perf_counter()
     measured: dict[str, Any] = {}
     for label, spec in possible(folder, methods).items():
@@ -252,7 +259,7 @@ def fit_cell(folder: Path, methods: Methods) -> dict[str, Any]:
 
 
 def about(record: Recording) -> dict[str, Any]:
-    """Which federation that is, and how it was trained."""
+    """The federation's name, its config, and how it was trained."""
     config = record.config.to_dict()
     trained = ("seconds", "together", "ms_a_step", "commit", "device", "torch")
     return {

@@ -37,7 +37,7 @@ STARTS = ("shared", "independent")
 MATCHED = ("not matched", "matched")
 VIEWS = ("client 1", "client 2", "global")
 METRICS = ("ece", "ece_floor", "nll")
-TRAIN = 4000  # samples: few, so that the model is over-confident and there is something to mend
+TRAIN = 4000  # samples: few, so that the model is over-confident and needs calibration
 HOW = Training(lr=3e-3, steps=1000, patience=100)  # until its own stopping split says so: local scalers at their best
 FEDERATION = Config(
     data="synthetic", model="mlp", clients=2, beta=0.1, cal_fraction=0.3, rounds=20, batch_size=64, lr=0.05, momentum=0.9,
@@ -46,11 +46,11 @@ FEDERATION = Config(
 GRID = 10  # steps of λ
 
 Scores = dict[str, dict[str, float]]  # by view and metric
-Samples = list[tuple[Tensor, Tensor]]  # logits and labels, a client
+Samples = list[tuple[Tensor, Tensor]]  # logits and labels of each client
 
 
 def run(out: Path, seeds: Sequence[int], quick: bool, say: Callable[[str], None]) -> None:
-    """out/figure5.json, .md and .png."""
+    """Measure every seed, and write OUT/figure5.json, .md and .png."""
     grid, config, how = (4, replace(FEDERATION, rounds=3), replace(HOW, steps=20)) if quick else (GRID, FEDERATION, HOW)
     about = {
         "federation": config.to_dict(),
@@ -120,19 +120,19 @@ def score(test: Samples, scaler: Params | None) -> Scores:
 
 
 def curves(found: list[dict[str, Any]], hidden: int, start: str, matching: str, view: str, metric: str) -> np.ndarray:
-    """Seeds × λ."""
+    """One metric of one curve, as an array of seeds × λ."""
     wanted = {"hidden": hidden, "start": start, "matching": matching}
     return np.array([c[view][metric] for one in found for c in one["curves"] if wanted.items() <= c.items()])
 
 
 def shares(found: list[dict[str, Any]], hidden: int, start: str) -> np.ndarray:
-    """Of units that matching moved, by seed."""
+    """The share of units that matching moved, for each seed."""
     wanted = {"hidden": hidden, "start": start, "matching": MATCHED[1]}
     return np.array([c["permuted_share"] for one in found for c in one["curves"] if wanted.items() <= c.items()])
 
 
 def markdown(found: list[dict[str, Any]], weights: Sequence[float], origin: str) -> str:
-    """The table at λ = 1/2 and at the ends, and the paper's sentences held against it."""
+    """The table at λ = 1/2 and at both ends, and whether the paper's statements hold."""
     half = len(weights) // 2
     rows, at_half = [], {}
     for hidden in HIDDEN:
@@ -208,7 +208,7 @@ def difference(label: str, **changes: np.ndarray) -> str:
 
 
 def plot(found: list[dict[str, Any]], weights: Sequence[float], path: Path) -> None:
-    """A row a view, a column a net and start."""
+    """Draw one row per view, and one column per net size and start."""
     from matplotlib.figure import Figure
 
     from fedcal.report.figures import ACCENT, GAP, INK, MUTED, NOISE, save, styled

@@ -22,7 +22,7 @@ def paper_cells(
     quick: bool = False,
     **options: object,
 ) -> list[Config]:
-    """The paper's setup (Config's defaults) on a data set; `quick` is a small piece of it, to see that all works."""
+    """Federations in the paper's setup (Config's defaults) on one data set; `quick` makes them small."""
     small: dict[str, object] = {"limit": 3000, "rounds": 8, "clients": 10} if quick else {}
     given: dict[str, Any] = {"momentum": MOMENTUM, "device": device, **small, **options}
     # Algorithm 1 as printed is fitted on what each round's clients see: costly to record, and far off. One seed shows it.
@@ -56,7 +56,7 @@ def table3(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
 
 
 def figure1(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
-    """10 clients, and centralised learning on as many samples; half as many rounds, for twice the data a client."""
+    """10 clients, and centralised learning on as many samples; half as many rounds, as each client has twice the data."""
     cells: list[Config] = []
     for data, model in (("mnist", "mlp"), ("cifar10", "resnet14"))[: 1 if quick else 2]:
         some = seeds[:1] if data == "cifar10" else seeds

@@ -1,4 +1,4 @@
-"""From cells' results to tables: means and spreads over seeds, Markdown and LaTeX."""
+"""Turn the results of federations into tables: means and spreads over seeds, as Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def over_seeds(results: Sequence[Result], value: Callable[[Result], float | None
 
 
 def metric(name: str, kind: str = "global", key: str = "ece") -> Callable[[Result], float | None]:
-    """What to read from a result: a method's metric; None where the method was not run."""
+    """A function that reads a method's metric from a result, None if the method was not run."""
     return lambda result: result["methods"][name][kind][key] if name in result["methods"] else None
 
 
 def by(results: Sequence[Result], *keys: str) -> dict[tuple[Any, ...], list[Result]]:
-    """Results by these fields of their configs, the seeds of a cell together, in the order of appearance."""
+    """Group results by fields of their configs: what is left to differ in a group is the seed."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
         groups.setdefault(tuple(result["config"][key] for key in keys), []).append(result)

@@ -1,4 +1,4 @@
-"""The logits of a training run, kept: scalers are then fitted and refitted, under any method, without training again.
+"""Record the logits of a training run, so that scalers can be fitted under any method without training again.
 
 FOLDER/rounds/0001.safetensors   each trained client's own model on its training samples: CLIENT/local/train
 FOLDER/final.safetensors         the final model on every client's calibration and test split, and all labels
@@ -28,7 +28,7 @@ def write_round(folder: Path, number: int, logits: dict[str, Tensor]) -> None:
 
 
 def write_final(folder: Path, state: Federation, about: dict[str, Any]) -> None:
-    """The final model's logits; `about` is kept with them."""
+    """Write the final model's logits, all labels, and `about` in the header."""
     tensors = {"train_counts": state.skew.train}
     for split in ("cal", "test"):
         for client in state.clients:

@@ -4,7 +4,7 @@ The theorem says that *there is* a µ-convex function of this kind; it says noth
 assumptions apply: `synthetic`, whose true posterior is a softmax of a linear function, logistic regression with ridge µ,
 full-batch local steps (no gradient noise), all clients in every round, labels skewed and P(x | y) the same everywhere.
 Client c draws a share `shift` of its labels from two classes of its own and the rest from all: so G is the same at every
-client, known exactly, and the pooled label law is uniform whatever the shift.
+client, known exactly, and the pooled label distribution is uniform whatever the shift.
 
 Measured against f*, the minimiser of the pooled objective F: the distance of the proof, √E[(f* − f^R)²], of the top class;
 F's excess, which is what the theorem that the proof borrows (Karimireddy et al. 2020, Theorem II) is about; the paper's CE
@@ -50,7 +50,7 @@ def bound(G: float, mu: float, rounds: int) -> float:
 
 
 def run(out: Path, seeds: Sequence[int], quick: bool, say: Callable[[str], None]) -> None:
-    """out/theory.json, .md and .png."""
+    """Measure every seed, and write OUT/theory.json, .md and .png."""
     config = {
         "clients": CLIENTS, "mu": MU, "steps": STEPS, "rate": RATE, "shift": SHIFT,
         "samples": 200 if quick else 500, "test": 2000 if quick else 50_000,
@@ -77,7 +77,7 @@ def measure(seed: int, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def train(seed: int, config: dict[str, Any], test: tuple[Tensor, Tensor], shift: float, rate: float) -> dict[str, Any]:
-    """FedAvg by the reference loop, looked at after some of its rounds."""
+    """Train with FedAvg (the reference loop), and measure after some of its rounds."""
     x, y, clients = deal(config["samples"], shift, seed)
     model = logistic((synthetic.N_FEATURES,), synthetic.N_CLASSES).double()
     for parameter in model.parameters():
@@ -96,14 +96,14 @@ def train(seed: int, config: dict[str, Any], test: tuple[Tensor, Tensor], shift:
         points["excess"].append(float(objective(state, x, y, MU) - exact))
         for name, value in compare(state, best, *test).items():
             points[name].append(value)
-    laws = np.stack([np.bincount(y[rows], minlength=synthetic.N_CLASSES) / len(rows) for rows in clients])
-    G = float((laws * np.log(np.where(laws > 0, laws, 1) * synthetic.N_CLASSES)).sum(1).max())
+    shares = np.stack([np.bincount(y[rows], minlength=synthetic.N_CLASSES) / len(rows) for rows in clients])
+    G = float((shares * np.log(np.where(shares > 0, shares, 1) * synthetic.N_CLASSES)).sum(1).max())
     star = compare(best, best, *test)
     return {"G": G, **points, "star": {"ce": star["ce"], "ece": star["ece"]}}
 
 
 def deal(samples: int, shift: float, seed: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Inputs, labels, and each client's rows. Label counts are exact, so that G is too and the pooled law is uniform."""
+    """Inputs, labels, and each client's rows. Label counts are exact: so is G, and the pooled labels are uniform."""
     classes = synthetic.N_CLASSES
     common = round((1 - shift) * samples / classes)  # of each class, at every client
     extra = samples // OWN - common * classes // OWN  # more of a client's own classes
@@ -159,7 +159,7 @@ def compare(state: State, best: State, x: Tensor, y: Tensor) -> dict[str, float]
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the least-squares line through (log x, log y): the power with which y grows."""
+    """The power with which y grows with x: the slope of the least-squares line through (log x, log y)."""
     kept = [(math.log(a), math.log(b)) for a, b in zip(x, y, strict=True) if a > 0 and b > 0]
     return float(np.polyfit(*np.array(kept).T, deg=1)[0]) if len(kept) > 1 else math.nan
 
@@ -240,14 +240,14 @@ def powers(found: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
 
 
 def slope_in_G(one: dict[str, Any], config: dict[str, Any], name: str, less_slowness: bool = False) -> float:
-    """After the last round; `less_slowness` takes off what FedAvg has still to go where there is no skew at all."""
+    """The power of G after the last round; `less_slowness` first subtracts the error that is left without any skew."""
     runs = [one["by_shift"][str(shift)] for shift in config["shifts"]]
     rest = runs[0][name][-1] if less_slowness else 0.0
     return slope([run["G"] for run in runs[1:]], [run[name][-1] - rest for run in runs[1:]])
 
 
 def verdict(found: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
-    """The two questions, answered by the slopes of the distance that the proof is about; and what the bound is worth."""
+    """Does the error fall as 1/R² and grow as √G? Answered by the slopes of the distance that the proof bounds."""
     rounds, tuned = config["rounds"], [envelope(one, "distance") for one in found]
     in_R = [slope(rounds, one) for one in tuned]
     in_G, pure = ([slope_in_G(one, config, "distance", less) for one in found] for less in (False, True))

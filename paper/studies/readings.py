@@ -71,7 +71,7 @@ READINGS: dict[str, Method] = {
 
 
 def development(dataset: Dataset, seed: int, share: float = 0.15) -> Dataset:
-    """The training set alone, a share of it standing in for the test set."""
+    """Only the training set, with a share of it in place of the test set."""
     order = torch.randperm(len(dataset.train_y), generator=torch_rng(seed, "development"))
     held = round(share * len(order))
     judge, rest = order[:held], order[held:]

@@ -22,7 +22,7 @@ CELLS = [replace(SMALL, beta=beta, seed=seed) for beta, seed in ((1.0, 0), (1.0,
 NAMES = ("uncal", "val-ts", "ens", "avg-t", "lr-ts", "fedcal", "fedcal-literal", "fedcal-plus", "fedcal-plus-keep")
 FITTED = {
     **{name: cells.FITTED[name] for name in NAMES},
-    "fedcal": ("fedcal", {"rounds": 2}),
+    "fedcal": "fedcal:rounds=2",
 }  # two: enough to see it work
 
 

@@ -25,15 +25,15 @@ def test_slopes_are_powers():
 
 
 @pytest.mark.parametrize("shift", [0.1, 0.7, 1.0])
-def test_clients_share_one_pooled_law_and_G_is_as_computed(shift):
+def test_pooled_labels_are_uniform_and_G_is_as_computed(shift):
     _, y, clients = theory.deal(500, shift, seed=0)
     counts = np.stack([np.bincount(y[rows], minlength=10) for rows in clients])
     assert (counts.sum(0) == counts.sum(0)[0]).all() and (counts.sum(1) == counts.sum(1)[0]).all()
     assert sorted(torch.cat(clients).tolist()) == list(range(len(y)))
     own, rest = (1 - shift) / 10 + shift / 2, (1 - shift) / 10
     by_hand = 2 * own * math.log(10 * own) + (8 * rest * math.log(10 * rest) if rest else 0)
-    laws = counts[0] / counts[0].sum()
-    found = sum(p * math.log(10 * p) for p in laws if p)
+    shares = counts[0] / counts[0].sum()
+    found = sum(p * math.log(10 * p) for p in shares if p)
     assert found == pytest.approx(by_hand, rel=0.02)
 
 

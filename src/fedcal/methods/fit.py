@@ -122,10 +122,10 @@ class AveragingFit(Fit):
         params = unnest("params", tensors)
         self.params = {name: params[name] for name in about["order"]}  # a file sorts them
         self.received = int(about["received"])
-        self.latest = {
-            name: Update({key: tensors[f"latest/{number}/{key}"] for key in order}, n)
-            for number, (name, n, order) in enumerate(about["latest"])
-        }
+        self.latest = {}
+        for number, (name, n, order) in enumerate(about["latest"]):
+            content = unnest(f"latest/{number}", tensors)
+            self.latest[name] = Update({key: content[key] for key in order}, n)
 
 
 class ExactFit(Fit):

@@ -255,7 +255,7 @@ def test_logits_of_another_number_of_classes(method):
     app = ClientApp(mods=[calibration_mod(logits)])
     app.train()(task.train)
     strategy, _ = flower(config, grid_of(config, app))
-    assert all("va: logits of 4 classes, the federation has 2" in f["reason"] for f in strategy.report()["faults"])
+    assert all("va: 4 classes, where the federation has 2" in f["reason"] for f in strategy.report()["faults"])
     assert strategy.report()["measured_by"] == ["cleveland", "hungarian", "switzerland"]
 
 

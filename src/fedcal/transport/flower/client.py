@@ -29,6 +29,7 @@ from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.measure.views import Measured
 from fedcal.protocol import Client, Plan, Privacy, Request
+from fedcal.protocol.checks import check_n_classes
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
 from fedcal.transport.flower.records import (
     DATA,
@@ -62,13 +63,14 @@ def calibration_mod(
     Returns:
         The mod.
     """
-    samples = as_samples(logits, check_kind(probs), classes)
+    kind = check_kind(probs)
+    samples = as_samples(logits, kind, classes)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         records = take_out(message.content) if message.has_content() else {}
         if REQUEST not in records:
             return call_next(message, context)
-        node = Node(context, records, samples, privacy)
+        node = Node(context, records, samples, privacy, bool(kind))
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)
         return Message(RecordDict({REPLY: node.reply()}), reply_to=message)
@@ -140,8 +142,10 @@ def name_of(context: Context) -> str:
 class Node:
     """A node that handles one message."""
 
-    def __init__(self, context: Context, records: Records, logits: Logits, privacy: Privacy | None) -> None:
-        self.context, self.logits, self.privacy = context, logits, privacy
+    def __init__(
+        self, context: Context, records: Records, logits: Logits, privacy: Privacy | None, probs: bool
+    ) -> None:
+        self.context, self.logits, self.privacy, self.probs = context, logits, privacy, probs
         self.name, self.model = name_of(context), records.get(MODEL)
         self.about: dict[str, Any] = dict(records[REQUEST])
         self.phase, self.data = self.about["phase"], data_of(records[REQUEST])
@@ -207,14 +211,15 @@ class Node:
 
     def _samples(self, plan: Plan, arrays: ArrayRecord, split: str) -> Samples:
         logits, labels = self.logits(arrays, self.context, split)
-        if len(labels) and logits.shape[1] != plan.n_classes:
-            raise FedCalError(f"{self.name}: logits of {logits.shape[1]} classes, the federation has {plan.n_classes}")
+        if len(labels):
+            check_n_classes(self.name, logits.shape[1], plan)
         return logits, labels
 
     # --- what the node keeps -------------------------------------------------------------------------------------------
 
     def _client(self, plan: Plan, samples: Samples) -> Client:
         client = Client.of(plan.method, Prepared(lambda: samples), privacy=self.privacy)
+        client.probs = self.probs
         if "client" in self.kept_of:
             client.load_state_dict({"tensors": unnest("client", self.kept), "about": self.kept_of["client"]})
         return client

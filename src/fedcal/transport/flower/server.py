@@ -109,11 +109,11 @@ class Nodes:
     def _read(self, records: dict[int, Records], read: Callable[[str, Any], T]) -> dict[int, T]:
         """What `read` makes of each node's reply; where it refuses one, that is logged."""
         found: dict[int, T] = {}
-        for node, own in sorted(records.items()):
+        for node, sent in sorted(records.items()):
             try:
                 taken = {self.names[other] for other in found}
-                name = self.names[node] = self._name(node, own.get(REPLY), taken)
-                found[node] = read(name, own[REPLY])
+                name = self.names[node] = self._name(node, sent.get(REPLY), taken)
+                found[node] = read(name, sent[REPLY])
             except FedCalError as error:
                 self.blame(node, str(error))
         return found
@@ -149,7 +149,7 @@ class Nodes:
             nodes: those to ask.
             model: the frozen model.
             timeout: seconds that nodes have for a round.
-            after_round: called after every round.
+            after_round: called after every round, and where the fit begins again.
 
         Returns:
             The nodes that took part to the end.
@@ -168,6 +168,7 @@ class Nodes:
             nodes = [node for node in nodes if node in replies]
             if server.drop(set(server.known) - {self.names[node] for node in nodes}):
                 log(INFO, "FedCal: the fit begins again with the nodes that are left")
+                after_round()
                 continue
             self.receive(server, replies)
             self.end(nodes, cost)
@@ -210,9 +211,9 @@ class Nodes:
         until = time.monotonic() + timeout
 
         def send(contents: dict[int, Records]) -> dict[int, Records]:
-            messages = [Message(RecordDict(dict(own)), node, MessageType.TRAIN) for node, own in contents.items()]
+            messages = [Message(RecordDict(dict(one)), node, MessageType.TRAIN) for node, one in contents.items()]
             cost["down"] += size([content[REQUEST]]) * len(contents)
-            cost["model_down"] += sum(size([own[MODEL]]) for own in contents.values() if MODEL in own)
+            cost["model_down"] += sum(size([one[MODEL]]) for one in contents.values() if MODEL in one)
             replies = ask(grid, messages, max(1.0, until - time.monotonic()))
             by_node = {reply.metadata.src_node_id: reply for reply in replies}
             found = {}
@@ -227,8 +228,8 @@ class Nodes:
             return found
 
         replies = send({node: content if node in self._with_model else whole for node in nodes})
-        if lost := [node for node, own in replies.items() if _lost_logits(own)]:
-            replies = {node: own for node, own in replies.items() if node not in lost}
+        if lost := [node for node, sent in replies.items() if _lost_logits(sent)]:
+            replies = {node: sent for node, sent in replies.items() if node not in lost}
             replies |= send(dict.fromkeys(lost, whole))
         self._with_model.update(replies)
         return replies, cost

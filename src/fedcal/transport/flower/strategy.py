@@ -192,7 +192,7 @@ class CalibratedStrategy(Strategy):
         whole = {node: reply for node, reply in by_node.items() if not reply.has_error()}
         records = {node: take_out(reply.content) for node, reply in whole.items()}
         cost = {
-            "up": sum(size(own.values()) for own in records.values()),
+            "up": sum(size(sent.values()) for sent in records.values()),
             "down": len(self._asked) * size(self._sent.values()),
             "model_up": sum(size(reply.content.array_records.values()) for reply in whole.values()),
             "model_down": len(self._asked) * size([self._arrays]),
