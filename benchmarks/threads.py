@@ -36,7 +36,7 @@ def fit(method: str, clients: int, samples: int, classes: int) -> dict[str, Any]
     fitted = fedcal.calibrate(data, method)
     found = clock.read()
     whole = blake2b(digest_size=8)
-    for params in (fitted.params, *(own for _, own in sorted(fitted.own.items()))):
+    for params in (fitted.params, *(own for _, own in sorted(fitted.personal.items()))):
         for name, value in sorted(params.items()):
             whole.update(name.encode() + value.contiguous().numpy().tobytes())
     return {**found, "digest": whole.hexdigest()}

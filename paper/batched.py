@@ -6,6 +6,7 @@ Sums run in another order than in `fedcal.nets.train.train_scaler`, so results a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -13,32 +14,37 @@ from torch import Tensor
 
 from fedcal.base.folds import folds
 from fedcal.base.logits import Params
-from fedcal.base.seeds import torch_rng
 from fedcal.data.samples import Samples
 from fedcal.methods.fedcal import FedCal
-from fedcal.methods.method import Update
+from fedcal.methods.fit import FitScaler
 from fedcal.nets.mlp import unflatten
 from fedcal.nets.train import Adam, EarlyStopping, Training
-from fedcal.protocol.rounds import Calibration, hear
+from fedcal.protocol import Reply, Server
 
 ROWS = 1 << 12  # samples in a stack: what fits a core's cache
 
 
-def stacked_round(state: Calibration, samples: Mapping[str, Samples], seed: int) -> None:
-    """`fedcal.protocol.rounds.calibration_round` of FedCal with all clients' nets in stacks."""
-    method = state.method
-    assert isinstance(method, FedCal)
-    starts, remarks = [], []
-    for name in samples:
-        rng = torch_rng(seed, "scaler", state.rounds, name)
-        start, notes = method.start_of(state.params, state.own.get(name, {}), rng)
+def stacked_round(server: Server, samples: Mapping[str, Samples], nets: dict[str, Params]) -> None:
+    """A round of FedCal with all clients' nets in stacks.
+
+    Args:
+        server: of a FedCal method.
+        samples: of the round's clients.
+        nets: every client's last net; those of this round's clients are replaced.
+    """
+    method, request = server.plan.method, server.request
+    assert isinstance(method, FedCal) and request is not None and isinstance(request.query, FitScaler)
+    query, starts, remarks = request.query, [], []
+    for name, pair in samples.items():
+        start, notes = method.start_of(query.params, nets.get(name, {}), functools.partial(query.stream, *pair))
         starts.append(start)
         remarks.append(notes)
     trained = train_scalers(starts, method.apply, list(samples.values()), method.training)
-    updates = {}
+    replies = {}
     for (name, (_, labels)), (params, steps), notes in zip(samples.items(), trained, remarks, strict=True):
-        updates[name] = Update(params, len(labels), params, {**notes, "steps": float(steps)})
-    hear(state, updates)
+        nets[name] = params
+        replies[name] = Reply(params, len(labels), request.digest, {**notes, "steps": float(steps)})
+    server.receive(replies, check=False)
 
 
 def train_scalers(

@@ -22,27 +22,25 @@ from typing import Any
 
 import torch
 
+from fedcal.base.logits import Params
 from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import finite, read_tensors, write_tensors
 from fedcal.data import DATASETS, Dataset, load
 from fedcal.learn.local import Job, copy_state
-from fedcal.measure.tally import Tally, over_clients, pooled
+from fedcal.measure.views import measure as measure_views
 from fedcal.methods import METHODS, get_method
 from fedcal.methods.fedcal import FedCal
-from fedcal.protocol.rounds import Calibration, begin, calibrate
-from fedcal.protocol.scaler_file import load_scaler, save_scaler
+from fedcal.protocol import Scaler, Server
 from fedcal.simulate import federation
 from fedcal.simulate.config import Config
+from fedcal.transport.memory import calibrate
 from paper import results
 from paper.batched import stacked_round
 from paper.recording import Recording, write_final, write_round
 from paper.together import run_rounds
 
-Methods = Mapping[str, tuple[str, dict[str, Any]]]  # by the name in the tables: a method's own name, and its options
-FITTED: Methods = {
-    **{name: (name, {}) for name in METHODS},
-    "fedcal-plus-keep": ("fedcal-plus", {"accuracy": "keep"}),
-}
+Methods = Mapping[str, str]  # by the name in the tables: the method's spec
+FITTED: Methods = {**{name: name for name in METHODS}, "fedcal-plus-keep": "fedcal-plus:accuracy=keep"}
 
 Say = Callable[[str], None]
 
@@ -236,21 +234,21 @@ def _at_once(task: Callable[..., dict[str, Any]], *args: Any) -> Future[dict[str
 def possible(folder: Path, methods: Methods) -> Methods:
     """The methods that the cell was recorded for: those that run beside training need every round."""
     asked = read_tensors(folder / "final.safetensors")[1]["methods"]
-    return {label: method for label, method in methods.items() if method[0] in asked}
+    return {label: spec for label, spec in methods.items() if get_method(spec).name in asked}
 
 
 def fit_cell(folder: Path, methods: Methods) -> dict[str, Any]:
     """Fit the methods that are not fitted yet; returns all methods' metrics on the test data."""
     record, began = Recording(folder), time.perf_counter()
     measured: dict[str, Any] = {}
-    for label, (name, options) in possible(folder, methods).items():
+    for label, spec in possible(folder, methods).items():
         path = folder / "scalers" / f"{label}.safetensors"
         if path.exists():
-            calibration = load_scaler(path)
+            scaler = Scaler.load(path)
         else:
-            calibration = _fit(record, name, options)
-            save_scaler(path, calibration)
-        measured[label] = measure(calibration, record)
+            scaler = _fit(record, spec)
+            scaler.save(path)
+        measured[label] = measure(scaler, record)
     content = {
         **about(record),
         "fitting": {"seconds": time.perf_counter() - began, **results.machine()},
@@ -262,7 +260,7 @@ def fit_cell(folder: Path, methods: Methods) -> dict[str, Any]:
 
 def about(record: Recording) -> dict[str, Any]:
     """The federation's name, its config, and how it was trained."""
-    config = {key: value for key, value in record.config.to_dict().items() if not key.startswith("scaler_")}
+    config = record.config.to_dict()
     trained = ("seconds", "together", "ms_a_step", "commit", "device", "torch")
     return {
         "name": record.folder.name,
@@ -271,29 +269,34 @@ def about(record: Recording) -> dict[str, Any]:
     }
 
 
-def _fit(record: Recording, name: str, options: dict[str, Any]) -> Calibration:
+def _fit(record: Recording, spec: str) -> Scaler:
     """Fit one method on the recorded logits; FedCal's nets are trained in stacks."""
-    seed, method = record.config.seed, get_method(name, **options)
+    seed, method = record.config.seed, get_method(spec)
     if not isinstance(method, FedCal):
-        return calibrate(record.samples(), name, seed=seed, **options)
-    state = begin(method, record.n_classes, seed, name)
+        return calibrate(record.samples(), spec, seed=seed)
+    training = record.config.rounds if method.schedule == "interleaved" else 0
+    server = Server(method, record.n_classes, seed, rounds=training + method.rounds)
+    nets: dict[str, Params] = {}
     if method.schedule == "interleaved":
         for t in range(1, record.config.rounds + 1):
-            stacked_round(state, record.round(t), seed)
+            stacked_round(server, record.round(t), nets)
     frozen = {client: pair for client, pair in record.samples().items() if len(pair[1])}
     for _ in range(method.rounds):
-        stacked_round(state, frozen, seed)
-    return state
+        stacked_round(server, frozen, nets)
+    scaler = server.scaler
+    scaler.personal = nets
+    return scaler
 
 
-def measure(calibration: Calibration, record: Recording) -> dict[str, Any]:
-    """Metrics of the global scaler, pooled (`global`) and per client (`local`), and of each client's own scaler (`own`)."""
-    found: dict[str, list[Tally]] = {"local": [], "own": []}
-    for client, (logits, labels) in record.samples("test").items():
-        for kind, own in (("local", None), ("own", client if client in calibration.own else None)):
-            found[kind].append(Tally.of(calibration.apply(logits, own), labels))
-    out: dict[str, Any] = {"global": pooled(found["local"]).summary()}
-    for kind, tallies in found.items():
-        out[kind] = {k: v for k, v in over_clients(record.names, tallies).items() if k != "spread"}
-        out[kind]["ece_by_client"] = [t.summary()["ece"] if t.n else None for t in tallies]
+def measure(scaler: Scaler, record: Recording) -> dict[str, Any]:
+    """Metrics of the global scaler, pooled (`global`) and per client (`local`), and of the personal scalers (`own`)."""
+    views = {
+        "local": lambda _, logits: scaler.apply(logits),
+        "own": lambda client, logits: scaler.apply(logits, client if client in scaler.personal else None),
+    }
+    found = measure_views(record.samples("test"), views, compare=False)
+    out: dict[str, Any] = {"global": found.pooled("local").summary()}
+    for kind in views:
+        out[kind] = {k: v for k, v in found.over_clients(kind).items() if k != "spread"}
+        out[kind]["ece_by_client"] = [t.summary()["ece"] if t.n else None for t in found.tallies[kind].values()]
     return out

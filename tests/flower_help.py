@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import fedcal
-from fedcal.measure.tally import pooled
 from fedcal.methods import get_method
 from fedcal.protocol.rounds import begin
 from fedcal.simulate import federation
@@ -39,8 +38,7 @@ def simulated(config: fedcal.Config, **options: Any) -> tuple[Federation, dict[s
         state.calibrations[name] = begin(get_method(name, **options), len(state.classes), config.seed)
     federation.train(state, ROUNDS, lambda state, record: None)
     federation.finish(state)
-    tallies = federation.evaluate(state)[config.method[-1]]
-    return state, pooled(tallies["local"]).summary()
+    return state, federation.evaluate(state)["local"].pooled(name).summary()
 
 
 def grid_of(config: fedcal.Config, app: Callable[[Message, Context], Message] = client_app) -> LocalGrid:

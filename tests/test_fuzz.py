@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import fedcal
 from fedcal import FedCalError
-from fedcal.nets.train import Training
 from grid_cases import EXACT, MAY_REORDER, check_order, check_probabilities, pool, probabilities
 
 EXAMPLES = int(os.environ.get("FEDCAL_FUZZ", "20"))
@@ -56,7 +55,7 @@ def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:
         choices = {"accuracy": st.sampled_from(["improve", "keep"]), "informed": st.booleans()}
         return st.fixed_dictionaries({}, optional=choices)
     if method in NETS:
-        return st.fixed_dictionaries({"rounds": st.integers(1, 2), "training": st.just(Training(steps=3))})
+        return st.fixed_dictionaries({"rounds": st.integers(1, 2), "steps": st.just(3)})
     if method == "lr-ts":
         return st.fixed_dictionaries({}, optional={"rounds": st.integers(0, 5)})
     return st.just({"patience": 2, "lr": 0.1} if method == "fed-op" else {})

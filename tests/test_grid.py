@@ -15,7 +15,6 @@ import pytest
 
 import fedcal
 from fedcal import FedCalError
-from fedcal.nets.train import Training
 from grid_cases import (
     CASES,
     EXACT,
@@ -31,7 +30,7 @@ from grid_cases import (
 
 SHORT: dict[str, dict[str, Any]] = {  # nets are trained for a few steps only: what is tested does not depend on more
     **{
-        name: {"rounds": 2, "training": Training(steps=2)}
+        name: {"rounds": 2, "steps": 2}
         for name in ("fedcal", "fedcal-small", "fedcal-no-wm", "fedcal-no-op", "fedcal-literal")
     },
     "lr-ts": {"rounds": 3},

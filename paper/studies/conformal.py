@@ -21,7 +21,7 @@ import torch
 import fedcal
 from fedcal.base.seeds import numpy_rng
 from fedcal.measure.conformal import ConformalHistogram, Score, SetTally, predict_sets
-from fedcal.protocol.rounds import Calibration
+from fedcal.protocol import Scaler
 from paper.studies.federated_logits import Split, read
 
 METHODS = {"uncal": False, "val-ts": False, "fedcal-plus": False, "fedcal-plus own": True}
@@ -39,12 +39,12 @@ def halves(clients: Split) -> tuple[Split, Split]:
 
 
 def ready(
-    fitted: Calibration, clients: Split, own: bool, purpose: str
+    fitted: Scaler, clients: Split, own: bool, purpose: str
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor, np.ndarray]]:
     """Each client's probabilities and labels, and one uniform random number per sample."""
     return {
         name: (
-            fitted.predict_proba(z, client=name if own and name in fitted.own else None),
+            fitted.predict_proba(z, client=name if own and name in fitted.personal else None),
             y,
             numpy_rng(0, "conformal", purpose, name).random(len(y)),
         )

@@ -42,19 +42,18 @@ def measure(path: Path, name: str) -> dict[str, Any]:
     """One method's metrics on one federation."""
     cal, test = read(path)
     began = time.perf_counter()
-    options: dict[str, Any] = {"accuracy": "keep"} if name.endswith(" keep") else {}
-    fitted = fedcal.calibrate(cal, name.removesuffix(" keep"), **options)
+    fitted = fedcal.calibrate(cal, name.replace(" keep", ":accuracy=keep"))
     seconds = time.perf_counter() - began
     local = [Tally.of(fitted.apply(x), y) for x, y in test.values()]
-    own = [Tally.of(fitted.apply(x, c if c in fitted.own else None), y) for c, (x, y) in test.items()]
+    own = [Tally.of(fitted.apply(x, c if c in fitted.personal else None), y) for c, (x, y) in test.items()]
     found = pooled(local).summary()
     parts = {"local": over_clients(list(test), local), "own": over_clients(list(test), own)}
     return {
         **{key: found[key] for key in METRICS},
         **{k: {m: part[m] for m in ("ece", "ece_floor", "worst_ece", "accuracy")} for k, part in parts.items()},
         "seconds": seconds,
-        "rounds": fitted.rounds,
-        "bytes_up": fitted.total_up,
+        "rounds": fitted.ledger.rounds,
+        "bytes_up": fitted.ledger.total_up,
         "family": next((f for f in ("matrix", "vector", "bias", "temperature") if f in fitted.params), ""),
         "map": "beta" in fitted.params or "hist" in fitted.params,
     }

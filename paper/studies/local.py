@@ -35,7 +35,8 @@ def local(record: Recording) -> dict[str, Any]:
     for name in (*OTHERS, "fedcal-plus"):
         fitted = calibrate(record.samples(), name, seed=record.config.seed)
         tallies = [
-            Tally.of(fitted.apply(x, c if c in fitted.own else None), y) for c, (x, y) in record.samples("test").items()
+            Tally.of(fitted.apply(x, c if c in fitted.personal else None), y)
+            for c, (x, y) in record.samples("test").items()
         ]
         found[name] = {key: over_clients(record.names, tallies)[key] for key in KEYS}
     return found

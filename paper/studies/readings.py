@@ -19,29 +19,19 @@ import torch
 from fedcal import Config
 from fedcal.base.seeds import torch_rng
 from fedcal.data import Dataset, load
-from fedcal.measure.tally import over_clients, pooled
 from fedcal.methods import METHODS, Method
 from fedcal.methods.fedcal import FedCal
-from fedcal.nets.train import Training
-from fedcal.protocol.rounds import begin
 from fedcal.simulate import federation
 from paper.results import STUDIES, add
 
-GENTLE = Training(lr=1e-3, steps=50, weight_decay=1e-2)
 BASE = FedCal(
     schedule="interleaved",
     net="sorted",
     logits_of="received",
     fit_on="held-out",
     start="matched",
-    training=GENTLE,
     rounds=0,
 )
-
-
-def trained(base: FedCal, **changes: float) -> FedCal:
-    return replace(base, training=replace(base.training, **changes))
-
 
 READINGS: dict[str, Method] = {
     "uncal": METHODS["uncal"],
@@ -63,11 +53,11 @@ READINGS: dict[str, Method] = {
     "latest of every client": replace(BASE, average="latest"),
     "by samples": replace(BASE, weights="samples"),
     "hidden 8": replace(BASE, hidden=8),
-    "lr 1e-2": trained(BASE, lr=1e-2),
-    "lr 1e-4": trained(BASE, lr=1e-4),
-    "decay 1": trained(BASE, weight_decay=1.0),
-    "10 steps": trained(BASE, steps=10),
-    "200 steps": trained(BASE, steps=200, patience=40),
+    "lr 1e-2": replace(BASE, lr=1e-2),
+    "lr 1e-4": replace(BASE, lr=1e-4),
+    "decay 1": replace(BASE, weight_decay=1.0),
+    "10 steps": replace(BASE, steps=10),
+    "200 steps": replace(BASE, steps=200, patience=40),
     "+ 10 rounds on the final model": replace(BASE, rounds=10),
     "+ 30 rounds on the final model": replace(BASE, rounds=30),
     "from global, + 30 rounds": replace(BASE, start="global", rounds=30),
@@ -75,7 +65,7 @@ READINGS: dict[str, Method] = {
     "raw, from global, + 30 rounds": replace(BASE, net="raw", start="global", rounds=30),
     "post-hoc only, 30 rounds": replace(BASE, schedule="post-hoc", rounds=30),
     "post-hoc only, 30 rounds from global": replace(BASE, schedule="post-hoc", rounds=30, start="global"),
-    "post-hoc from global, lr 1e-2": trained(replace(BASE, schedule="post-hoc", rounds=30, start="global"), lr=1e-2),
+    "post-hoc from global, lr 1e-2": replace(replace(BASE, schedule="post-hoc", rounds=30, start="global"), lr=1e-2),
     "plain net": replace(BASE, net="plain"),
 }
 
@@ -114,22 +104,22 @@ def main() -> None:
     began = time.perf_counter()
     state = federation.assemble(config, development(load(args.data), args.seed))
     k = len(state.classes)
-    state.calibrations = {name: begin(method, k, args.seed) for name, method in READINGS.items()}
+    state.calibrations = {name: federation.calibration(method, k, config) for name, method in READINGS.items()}
     federation.train(
         state,
         args.rounds,
         lambda _, r: print(f"{r['round']} {r['loss']:.3f} {r['accuracy']:.3f} {r['seconds']:.1f}s", flush=True),
     )
     federation.finish(state)
-    names = [c.name for c in state.clients]
     rows = {}
-    for name, found in federation.evaluate(state).items():
-        whole, calibration = pooled(found["local"]), state.calibrations[name]
+    measured = federation.evaluate(state, compare=False)
+    for name, scaler in state.scalers.items():
+        whole = measured["local"].pooled(name)
         rows[name] = {
             **whole.summary(),
-            "local_ece": over_clients(names, found["local"])["ece"],
-            "own_ece": over_clients(names, found["own"])["ece"],
-            "notes": {n: v / calibration.updates for n, v in calibration.notes.items()},
+            "local_ece": measured["local"].over_clients(name)["ece"],
+            "own_ece": measured["own"].over_clients(name)["ece"],
+            "notes": {n: v / scaler.ledger.updates for n, v in scaler.ledger.notes.items()},
         }
         print(
             f"{name:45s} acc {rows[name]['accuracy']:.4f} ece {rows[name]['ece']:.4f} nll {rows[name]['nll']:.4f}",

@@ -18,7 +18,8 @@ from fedcal.base.seeds import numpy_rng
 from fedcal.measure.tally import Tally
 from fedcal.methods import METHODS, Method
 from fedcal.methods.fedcal import FedCal
-from fedcal.protocol.rounds import begin, calibration_round
+from fedcal.protocol import Server
+from fedcal.transport.memory import Exchange
 from paper.results import write
 
 OWN = FedCal(schedule="post-hoc", net="sorted", start="matched", rounds=30)
@@ -51,10 +52,8 @@ def main() -> None:
         samples = {name: (logits[mine], labels[mine]) for name, mine in of.items()}
         table[path.stem] = {}
         for name, method in READINGS.items():
-            state = begin(method, logits.shape[1], 0)
-            for _ in range(method.rounds):
-                calibration_round(state, samples, 0)
-            found = Tally.of(state.apply(logits[judge]), labels[judge]).summary()
+            scaler = Exchange(Server(method, logits.shape[1])).run(samples)
+            found = Tally.of(scaler.apply(logits[judge]), labels[judge]).summary()
             table[path.stem][name] = {key: found[key] for key in ("ece", "ece_floor", "nll", "accuracy")}
         print(path.stem, {name: round(100 * row["ece"], 2) for name, row in table[path.stem].items()}, flush=True)
     for name in READINGS:

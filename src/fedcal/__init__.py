@@ -8,25 +8,25 @@ from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_ma
 from fedcal.measure.reliability import Reliability
 from fedcal.methods import METHODS
 from fedcal.nets.matching import match
-from fedcal.protocol.rounds import Calibration, calibrate
-from fedcal.protocol.scaler_file import load_scaler, save_scaler
+from fedcal.protocol import Scaler
 from fedcal.simulate.config import Config
-from fedcal.simulate.runs import run
+from fedcal.transport.memory import calibrate
 
 if TYPE_CHECKING:
     from fedcal.serve.estimator import FederatedCalibrator
     from fedcal.serve.model import CalibratedModel, export_onnx
+    from fedcal.simulate.runs import run
 
 __version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "CalibratedModel",
-    "Calibration",
     "Config",
     "FedCalError",
     "FedCalWarning",
     "FederatedCalibrator",
     "Reliability",
+    "Scaler",
     "accuracy",
     "brier",
     "calibrate",
@@ -34,12 +34,10 @@ __all__ = [
     "ece",
     "equal_mass_ece",
     "export_onnx",
-    "load_scaler",
     "match",
     "mce",
     "nll",
     "run",
-    "save_scaler",
     "top_k",
 ]
 
@@ -47,6 +45,7 @@ _LATER = {  # loaded when asked for: scikit-learn takes its time
     "CalibratedModel": "fedcal.serve.model",
     "FederatedCalibrator": "fedcal.serve.estimator",
     "export_onnx": "fedcal.serve.model",
+    "run": "fedcal.simulate.runs",
 }
 
 

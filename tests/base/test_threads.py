@@ -23,11 +23,11 @@ for name, method in fedcal.METHODS.items():
     short = {"rounds": 2} if name.startswith("fedcal") and name != "fedcal-plus" else {}
     fitted = fedcal.calibrate(clients, name, **short)
     whole = hashlib.blake2b()
-    for params in (fitted.params, *fitted.own.values()):
+    for params in (fitted.params, *fitted.personal.values()):
         for key, value in sorted(params.items()):
             whole.update(value.numpy().tobytes())
     logits = clients["client-0"][0]
-    whole.update(bytes(fitted.predict_proba(logits, "client-0" if fitted.own else None).data))
+    whole.update(bytes(fitted.predict_proba(logits, "client-0" if fitted.personal else None).data))
     print(name, whole.hexdigest())
 """
 

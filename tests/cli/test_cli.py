@@ -13,6 +13,7 @@ import pytest
 import fedcal
 from fedcal.cli.main import main
 from fedcal.data import DATASETS
+from fedcal.methods.spec import options_offered
 
 RUN = ["run", "--model", "logistic", "--clients", "4", "--rounds", "2", "--method", "uncal", "--method", "avg-t"]
 FILES = [
@@ -69,6 +70,20 @@ def test_version(command: Command) -> None:
 def test_methods_are_all_listed(command: Command) -> None:
     named = re.findall(r"^\W*([a-z-]+) ", command("methods"), flags=re.MULTILINE)
     assert set(fedcal.METHODS) <= set(named)
+
+
+@pytest.mark.parametrize("name", fedcal.METHODS)
+def test_the_options_of_each_method_are_shown(name: str, command: Command) -> None:
+    text = command("methods", name)
+    shown = re.findall(r"^│ ([a-z_]+) ", text, flags=re.MULTILINE)
+    assert shown == list(options_offered(fedcal.METHODS[name]))
+    assert ("It has no options." in text) == (not shown)
+
+
+def test_defaults_and_choices_are_shown(command: Command) -> None:
+    rows = {row[0]: row[1:] for row in re.findall(r"^│ (\w+) +│ (.+?) +│ (\S+) ", command("methods", "fedcal"), re.M)}
+    assert rows["start"] == ("matched, own or global", "global") and rows["lr"] == ("a number", "0.001")
+    assert rows["shared_init"] == ("true or false", "true") and rows["steps"] == ("a whole number", "50")
 
 
 def test_data_sets_are_all_listed(command: Command) -> None:

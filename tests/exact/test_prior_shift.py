@@ -27,7 +27,7 @@ def _statistics(dataset, clients):
     return raw.mean(0), (raw.std(0) / standard.std(0))
 
 
-def test_a_client_gains_what_its_label_law_says():
+def test_a_client_gains_what_its_label_distribution_says():
     parts = federation()
     fitted = fedcal.calibrate({str(i): cal for i, (cal, _) in enumerate(parts)}, "fedcal-plus")
     assert float(fitted.params["strengths"] @ prior_shift.STRENGTHS) > 0.8
@@ -71,8 +71,8 @@ def test_without_label_shift_nothing_is_done():
 
 
 def test_the_shift_by_hand():
-    law, counts = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([3.0, 1.0], dtype=torch.float64)
-    ratio = prior_shift.log_ratio(counts, law, torch.tensor(2.0, dtype=torch.float64))
+    prior, counts = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([3.0, 1.0], dtype=torch.float64)
+    ratio = prior_shift.log_ratio(counts, prior, torch.tensor(2.0, dtype=torch.float64))
     assert torch.allclose(ratio, torch.tensor([4 / 6 / 0.5, 2 / 6 / 0.5], dtype=torch.float64).log())
 
 
@@ -80,28 +80,28 @@ def test_leaving_a_label_out_is_what_it_says():
     """The closed form against counting anew without each sample."""
     rng = torch.Generator().manual_seed(0)
     u, y = torch.randn(15, 3, generator=rng, dtype=torch.float64), torch.randint(3, (15,), generator=rng)
-    law, alpha = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64), torch.tensor(1.5, dtype=torch.float64)
+    prior, alpha = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64), torch.tensor(1.5, dtype=torch.float64)
     expected = 0.0
     for i in range(15):
         counts = torch.bincount(torch.cat([y[:i], y[i + 1 :]]), minlength=3).double()
-        shifted = u[i] + prior_shift.log_ratio(counts, law, alpha)
+        shifted = u[i] + prior_shift.log_ratio(counts, prior, alpha)
         expected += float(shifted.log_softmax(0)[y[i]])
     counts = torch.bincount(y, minlength=3).double()[None]
-    found = prior_shift.shift_likelihood([(u, y, torch.zeros_like(y))], counts, law, alpha)
+    found = prior_shift.shift_likelihood([(u, y, torch.zeros_like(y))], counts, prior, alpha)
     assert float(found[0, -1]) == pytest.approx(expected)
 
 
-def test_em_finds_the_label_law():
+def test_em_finds_the_label_distribution():
     rng = np.random.default_rng(0)
     dataset = load("synthetic")
     keep = torch.from_numpy(rng.random(len(dataset.test_y)) < np.where(dataset.test_y.numpy() < 3, 1.0, 0.1))
     u = log_posterior(dataset.test_x[keep], 0)
-    law = torch.full((10,), 0.1, dtype=torch.float64)
+    prior = torch.full((10,), 0.1, dtype=torch.float64)
     params = {
-        "law": law,
+        "prior": prior,
         "alpha": torch.tensor(1.0, dtype=torch.float64),
         "strengths": torch.eye(11, dtype=torch.float64)[-1],
     }
-    found = (prior_shift.shift_unlabelled(params, u) + law.log()).exp()
+    found = (prior_shift.shift_unlabelled(params, u) + prior.log()).exp()
     truth = torch.bincount(dataset.test_y[keep], minlength=10).double() / int(keep.sum())
     assert float((found - truth).abs().sum()) / 2 < 0.03

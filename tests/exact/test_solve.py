@@ -16,7 +16,7 @@ SOLVERS = {"newton": lambda: newton(START, PRIOR), "lbfgs": lambda: lbfgs(START,
 
 
 def steps(solver, reply) -> int:
-    """How many questions a solver asks of one who answers so, before it comes to a finite end."""
+    """How many times a solver asks, of one who replies so, before it comes to a finite end."""
     t, asked, found = next(solver), 1, None
     while found is None:
         try:
@@ -94,4 +94,4 @@ def test_many_classes_are_fitted_as_exactly_as_few(method, monkeypatch):
     monkeypatch.setattr(stages, "BLOCKS_MAX", 0)
     other_fit = fedcal.calibrate(clients, method)
     np.testing.assert_allclose(other_fit.predict_proba(logits), newton_fit.predict_proba(logits), rtol=0, atol=2e-6)
-    assert other_fit.bytes_up <= 8 * (4 * newton_fit.params[method.removeprefix("fed-")].numel() + 1)
+    assert other_fit.ledger.bytes_up <= 8 * (4 * newton_fit.params[method.removeprefix("fed-")].numel() + 1)

@@ -122,7 +122,7 @@ def test_other_bad_input():
         Score("asp")  # pyright: ignore[reportArgumentType]
     with pytest.raises(FedCalError, match="penalty"):
         Score("raps", penalty=-1.0)
-    with pytest.raises(FedCalError, match="one a sample"):
+    with pytest.raises(FedCalError, match="one per sample"):
         Score().of(probs, [0.5])
     with pytest.raises(FedCalError, match="not probabilities"):
         ConformalHistogram.of(2 * probs, labels)

@@ -16,7 +16,7 @@ def two_sites(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def moved(fitted: fedcal.Calibration, clients: dict, client: str | None) -> int:
+def moved(fitted: fedcal.Scaler, clients: dict, client: str | None) -> int:
     logits = clients[client or "A"][0]
     return int((np.asarray(fitted.predict_proba(logits, client)).argmax(1) != logits.argmax(1)).sum())
 
@@ -43,7 +43,7 @@ def test_a_prior_shift_with_keep_is_asked_for_by_name(informed):
 def test_the_prior_shift_can_be_left_out_of_improve():
     clients = two_sites()
     fitted = fedcal.calibrate(clients, "fedcal-plus", prior_shift=False)
-    assert "law" not in fitted.params
+    assert "prior" not in fitted.params
     logits = clients["A"][0]
     assert np.array_equal(fitted.predict_proba(logits, "A"), fitted.predict_proba(logits))
 

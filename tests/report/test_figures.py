@@ -1,3 +1,5 @@
+"""What the figures show: titles, labels, the data of lines, bars and dots."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -6,36 +8,83 @@ import pytest
 from fedcal.report import figures, prepare
 
 
-def test_reliability_has_a_panel_a_curve(digits):
-    curves = [prepare.prepare_reliability(digits, name) for name in ("uncal", "fedcal")]
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def legend(fig):
+    return [text.get_text() for text in fig.legends[0].get_texts()]
+
+
+def test_reliability_has_one_panel_per_curve(digits):
+    curves = [prepare.prepare_reliability(digits, name) for name in ("uncal", "fedcal-plus")]
     fig, axes = figures.plot_reliability(curves, before=curves[0])
     assert axes.shape == (2, 2)
-    assert [ax.get_title(loc="left") for ax in axes[0]] == ["uncal", "fedcal"]
-    drawn = axes[0, 1].collections[0].get_offsets()
-    full = curves[1].count > 0
-    np.testing.assert_allclose(drawn, np.stack([curves[1].confidence[full], curves[1].accuracy[full]], 1))
+    assert [ax.get_title(loc="left") for ax in axes[0]] == ["uncal", "fedcal-plus"]
+    assert [ax.get_title(loc="right") for ax in axes[0]] == [f"ECE {100 * curve.ece:.1f} %" for curve in curves]
+    assert (axes[0, 0].get_ylabel(), axes[1, 0].get_ylabel()) == ("Accuracy", "Samples")
+    for (top, bottom), curve in zip(axes.T, curves, strict=True):
+        full = curve.count > 0
+        dots = top.collections[0]
+        np.testing.assert_allclose(dots.get_offsets(), np.stack([curve.confidence[full], curve.accuracy[full]], 1))
+        hollow = [tuple(colour[:3]) == (1.0, 1.0, 1.0) for colour in dots.get_facecolors()]
+        assert hollow == curve.in_band[full].tolist()
+        np.testing.assert_array_equal(bottom.patches[0].get_data().values, curve.count)
+    assert len(axes[0, 1].lines) == len(axes[0, 0].lines) + 1, "the line of the model before calibration"
+    assert legend(fig)[-1] == "before: uncal"
     assert axes[0, 0].bbox.width > 100, "the layout collapsed"
-    assert len(fig.legends) == 1
 
 
 def test_ece_bars_are_the_percentages(digits):
     data = prepare.prepare_ece(digits)
-    _, ax = figures.plot_ece(data)
+    fig, ax = figures.plot_ece(data)
     np.testing.assert_allclose([bar.get_width() for bar in ax.patches], 100 * data.ece)
     assert [label.get_text() for label in ax.get_yticklabels()] == data.methods
+    assert ax.get_xlabel() == "Global ECE, %"
+    assert texts(ax) == [f"{100 * value:.1f}" for value in data.ece]
+    spans, floors = (np.array([line[:, 0] for line in lines.get_segments()]) for lines in ax.collections)
+    np.testing.assert_allclose(spans, 100 * np.stack([data.low, data.high], 1))
+    np.testing.assert_allclose(floors[:, 0], 100 * data.floor)
+    hatched = [name for name, bar in zip(data.methods, ax.patches, strict=True) if bar.get_hatch()]
+    assert hatched == ["val-ts"] and legend(fig)[-1] == "sees pooled calibration data"
 
 
 def test_clients_without_test_samples_have_no_dot(digits):
+    for method in digits["methods"].values():
+        method["clients"]["local"]["ece"][2] = None
     data = prepare.prepare_clients(digits, "local")
     _, ax = figures.plot_clients(data)
-    dots = sum(np.isfinite(line.get_xdata()).sum() for line in ax.lines if line.get_marker() == "o")
-    assert dots == np.isfinite(data.ece).sum() < data.ece.size
+    dots = np.concatenate([line.get_xdata() for line in ax.lines if line.get_marker() == "o"])
+    np.testing.assert_allclose(np.sort(dots[np.isfinite(dots)]), np.sort(100 * data.ece[np.isfinite(data.ece)]))
+    assert np.isfinite(dots).sum() == 5 * 7
+    assert texts(ax) == [data.clients[data.worst(method)] for method in range(5)]
+    means = [line.get_xdata()[0] for line in ax.lines if line.get_color() == figures.INK]
+    np.testing.assert_allclose(means, 100 * np.nanmean(data.ece, axis=1))
 
 
-def test_counts_are_written_only_where_they_fit(digits, stress):
-    small, large = prepare.prepare_skew(digits), prepare.prepare_skew(stress)
-    assert len(figures.plot_skew(small)[1][0].texts) == np.count_nonzero(small.counts)
-    assert not figures.plot_skew(large)[1][0].texts
+def test_skew_shows_shares_counts_and_totals(digits):
+    data = prepare.prepare_skew(digits)
+    _, (grid, totals) = figures.plot_skew(data)
+    np.testing.assert_array_equal(grid.images[0].get_array(), data.share)
+    assert texts(grid) == [str(count) for count in data.counts.ravel() if count]
+    assert [label.get_text() for label in grid.get_yticklabels()] == data.clients
+    assert [bar.get_width() for bar in totals.patches] == data.counts.sum(axis=1).tolist()
+
+
+def test_many_clients_and_classes_have_no_counts_and_few_names(many):
+    data = prepare.prepare_skew(many)
+    _, (grid, _) = figures.plot_skew(data)
+    assert not grid.texts
+    assert [label.get_text() for label in grid.get_xticklabels()] == data.classes[::10]
+    assert [label.get_text() for label in grid.get_yticklabels()] == data.clients[::5]
+
+
+def test_training_is_a_line_over_rounds(rounds):
+    for series in prepare.prepare_training(rounds):
+        _, ax = figures.plot_training(series)
+        (line,) = ax.lines
+        np.testing.assert_array_equal(line.get_xydata(), np.stack([series.rounds, series.values], 1))
+        assert (ax.get_title(loc="left"), ax.get_xlabel()) == (series.title, "Round")
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
@@ -44,18 +93,22 @@ def test_saved_files_repeat_to_the_byte(ending, tmp_path, rounds):
         fig, _ = figures.plot_training(prepare.prepare_training(rounds)[0])
         return figures.save(fig, tmp_path / f"{name}.{ending}").read_bytes()
 
-    assert saved("one") == saved("two")
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    assert saved("one") == saved("two") and saved("one").startswith(start)
 
 
 def test_undefined_everywhere_still_draws(tmp_path):
     nan = np.full(1, np.nan)
-    fig, _ = figures.plot_ece(prepare.MethodErrors(["ens"], nan, nan, nan, nan))
+    fig, ax = figures.plot_ece(prepare.MethodErrors(["ens"], nan, nan, nan, nan))
     figures.save(fig, tmp_path / "ece.svg")
-    fig, _ = figures.plot_clients(prepare.ClientErrors("own", ["ens"], ["a"], nan[None], nan[None]))
+    assert texts(ax) == [] and ax.get_xlim()[0] == 0 and [t.get_text() for t in ax.get_yticklabels()] == ["ens"]
+    fig, ax = figures.plot_clients(prepare.ClientErrors("own", ["ens"], ["a"], nan[None], nan[None]))
     figures.save(fig, tmp_path / "clients.svg")
+    assert texts(ax) == [] and not any(np.isfinite(line.get_xdata()).any() for line in ax.lines)
     edges, zero, none = np.linspace(0, 1, 3), np.zeros(2), np.full(2, np.nan)
-    curve = prepare.Curve("ens", np.nan, edges, zero, none, none, none, none)
-    figures.save(figures.plot_reliability([curve])[0], tmp_path / "reliability.svg")
+    fig, axes = figures.plot_reliability([prepare.Curve("ens", np.nan, edges, zero, none, none, none, none)])
+    figures.save(fig, tmp_path / "reliability.svg")
+    assert axes[0, 0].get_title(loc="right") == "" and len(axes[0, 0].collections[0].get_offsets()) == 0
 
 
 def test_pyplot_stays_out():

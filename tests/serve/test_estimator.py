@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedcal
 from fedcal import FedCalError, FederatedCalibrator
-from fedcal.methods import METHODS
+from fedcal.methods import METHODS, get_method
 
 NAMES = np.array(["cat", "dog", "owl"])
 
@@ -134,9 +134,33 @@ def test_classes():
 
 # --- refusals ------------------------------------------------------------------------------------------------------
 
+
+def test_options_in_a_spec_an_argument_or_a_mapping_are_the_same():
+    ways = [
+        FederatedCalibrator(accuracy="keep"),
+        FederatedCalibrator("fedcal-plus:accuracy=keep"),
+        FederatedCalibrator(options={"accuracy": "keep"}),
+    ]
+    for way in ways:
+        again = clone(way)
+        assert again.get_params() == way.get_params()
+        assert again.fit([A, B]).calibration_.method == get_method("fedcal-plus", accuracy="keep")
+
+
 REFUSED = {
-    "keep elsewhere": (lambda: FederatedCalibrator("fed-ts", accuracy="keep").fit([A]), "is for fedcal-plus"),
-    "accuracy": (lambda: FederatedCalibrator(accuracy="raise").fit([A]), "improve, keep"),
+    "keep elsewhere": (
+        lambda: FederatedCalibrator("fed-ts", accuracy="keep").fit([A]),
+        "fed-ts: unknown option 'accuracy'",
+    ),
+    "accuracy twice": (
+        lambda: FederatedCalibrator(accuracy="keep", options={"accuracy": "keep"}).fit([A]),
+        "accuracy is given twice",
+    ),
+    "accuracy in the spec too": (
+        lambda: FederatedCalibrator("fedcal-plus:accuracy=keep", accuracy="keep").fit([A]),
+        "'accuracy' is given twice",
+    ),
+    "accuracy": (lambda: FederatedCalibrator(accuracy="raise").fit([A]), "unknown accuracy 'raise'"),
     "method": (lambda: FederatedCalibrator("fed-tz").fit([A]), "did you mean 'fed-ts'"),
     "option": (lambda: FederatedCalibrator("fedcal", options={"hiden": 8}).fit([A]), "hidden"),
     "options": (lambda: FederatedCalibrator(options=[1]).fit([A]), "mapping"),

@@ -15,18 +15,18 @@ import pytest
 import torch
 
 import fedcal
-from fedcal import Config
+from fedcal import Config, report
 from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import read_tensors
 from fedcal.learn.local import copy_state, train_locally
-from fedcal.methods import METHODS
+from fedcal.methods import METHODS, get_method
 from fedcal.simulate import federation
 
 SMALL = Config(
     data="digits", model="logistic", clients=6, clients_per_round=3, rounds=4, cal_fraction=0.3, checkpoint_every=1
 )
-QUICK = ("uncal", "val-ts", "ens", "avg-t", "lr-ts", "fedcal", "fedcal-literal")
-FEW = replace(SMALL, method=("uncal", "lr-ts", "fedcal", "fedcal-literal", "fedcal-plus"), scaler_rounds=3)
+QUICK = ("uncal", "val-ts", "ens", "avg-t", "lr-ts", "fedcal:rounds=3", "fedcal-literal")
+FEW = replace(SMALL, method=("uncal", "lr-ts", "fedcal:rounds=3", "fedcal-literal", "fedcal-plus:accuracy=keep"))
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -55,6 +55,24 @@ def test_the_folder_holds_what_it_should(finished):
     assert json.loads((folder / "results.json").read_text()) == results
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert [r["round"] for r in records] == [1, 2, 3, 4] and all(len(r["clients"]) == 3 for r in records)
+
+
+def test_methods_with_options_are_told_apart(few):
+    folder, results = few
+    specs = ["fedcal-literal", "fedcal-plus:accuracy=keep", "fedcal:rounds=3", "lr-ts", "uncal"]
+    assert sorted(results["methods"]) == specs
+    names = ["fedcal,rounds=3", "fedcal-literal", "fedcal-plus,accuracy=keep", "lr-ts", "uncal"]
+    assert sorted(path.name for path in (folder / "scalers").iterdir()) == [f"{name}.safetensors" for name in names]
+    scaler = fedcal.load_scaler(folder / "scalers" / "fedcal-plus,accuracy=keep.safetensors")
+    assert scaler.method == get_method("fedcal-plus", accuracy="keep")
+    about = results["methods"]["fedcal:rounds=3"]
+    assert (about["method"], about["options"], about["cost"]["rounds"]) == ("fedcal", {"rounds": 3}, 3)
+    assert fedcal.Config.from_dict(json.loads((folder / "config.json").read_text())) == FEW.resolve()
+    shown = report.load(folder).results["methods"]
+    assert list(shown) == ["uncal", "lr-ts", "fedcal (rounds=3)", "fedcal-literal", "fedcal-plus (keep)"]
+    assert set(shown["uncal"]["global"]["ece_against"]) == set(shown) - {"uncal"}
+    page = (folder / "report.html").read_text()
+    assert "fedcal-plus (keep) " in page and '<th scope="row">fedcal (rounds=3)</th>' in page
 
 
 def test_the_schema_of_results(finished):
@@ -112,7 +130,7 @@ def test_a_run_stopped_and_resumed_gives_the_same_bytes(few, tmp_path, stop):
 
 
 def test_latest_words_survive_a_checkpoint(tmp_path):
-    config = replace(SMALL, method=("fedcal",), scaler_schedule="interleaved", scaler_average="latest", scaler_rounds=0)
+    config = replace(SMALL, method=("fedcal:schedule=interleaved,average=latest,rounds=0",))
 
     def on_round(record):
         if record["round"] == 3:
@@ -160,9 +178,7 @@ def test_other_kinds_of_runs(changes):
 
 
 def test_tiny_and_single_class_clients_work():
-    config = replace(
-        SMALL, beta=0.01, clients=40, clients_per_round=5, min_samples=1, rounds=2, method=QUICK, scaler_rounds=3
-    )
+    config = replace(SMALL, beta=0.01, clients=40, clients_per_round=5, min_samples=1, rounds=2, method=QUICK)
     state = federation.assemble(config.resolve())
     assert min(c.n for c in state.clients) <= 2
     assert int((state.skew.train > 0).sum(1).min()) == 1
@@ -179,9 +195,9 @@ def test_order_preserving_methods_keep_accuracy_and_top3(finished):
 
 def test_matching_moves_nothing_from_a_shared_start_and_much_from_independent_ones(finished):
     assert finished[1]["methods"]["fedcal-literal"]["notes"]["permuted_share"] == 0
-    apart = replace(SMALL, method=("fedcal",), scaler_start="matched", scaler_shared_init=False, scaler_rounds=2)
-    apart = fedcal.run(apart)
-    assert apart["methods"]["fedcal"]["notes"]["permuted_share"] > 0.3
+    apart = replace(SMALL, method=("fedcal:start=matched,shared_init=false,rounds=2",))
+    (found,) = fedcal.run(apart)["methods"].values()
+    assert found["notes"]["permuted_share"] > 0.3
 
 
 def test_what_leaves_a_client(finished):

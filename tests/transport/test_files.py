@@ -95,10 +95,11 @@ def test_three_sites_and_a_server_reach_what_calibrate_does(
     for number, site in enumerate(SITES):
         write_site(tmp_path / site / f"{site}.npz", number)
     monkeypatch.chdir(tmp_path)
-    for method, more in (("fedcal-plus", ""), ("fed-ts", ""), ("fedcal-small", "--option rounds=2")):
-        federate(tmp_path, shells, method, more)
+    for spec in ("fedcal-plus", "fed-ts", "fedcal-small:rounds=2"):
+        method = spec.partition(":")[0]
+        federate(tmp_path, shells, method, spec)
         files = " ".join(f"{site}/{site}.npz" for site in SITES[::-1])
-        command(f"calibrate {files} --method {method} --seed 3 --out {method} -q {more}")
+        command(f"calibrate {files} --method {spec} --seed 3 --out {method} -q")
         whole = load_scaler(f"{method}/scaler.safetensors")
         by_hand = load_scaler(f"server/{method}/scaler.safetensors")
         assert whole.name == method and by_hand.own == {}
@@ -110,10 +111,10 @@ def test_three_sites_and_a_server_reach_what_calibrate_does(
     assert not kept, "nothing of a site's own comes to the server"
 
 
-def federate(place: Path, shells: dict[str, Shell], method: str, more: str) -> None:
+def federate(place: Path, shells: dict[str, Shell], method: str, spec: str) -> None:
     """Every round by hand, and in the end the sites' own parts."""
     server, folder = shells["server"], place / "server" / method
-    server(f"server start {method} --method {method} --classes {K} --sites siteB,siteA,siteC --seed 3 {more}")
+    server(f"server start {method} --method {spec} --classes {K} --sites siteB,siteA,siteC --seed 3")
     number, said = 1, ""
     while not said.startswith("Done"):
         question = f"question-{number:04d}.safetensors"

@@ -18,6 +18,13 @@ Params = dict[str, Tensor]
 BLOCK = 1 << 16  # logits handled at once: what fits a core's cache
 
 
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + eˣ)."""
+    if torch.compiler.is_compiling():  # onnxruntime has none in float64
+        return x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
+    return torch.nn.functional.softplus(x)
+
+
 def keep_order(out: Tensor, logits: Tensor) -> Tensor:
     """Put back, by the least floating-point steps, any order of `logits` that rounding lost in `out`."""
     if torch.compiler.is_compiling():

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcal.cli.logits import Accuracy, Classes, Kind, Options, Seed, kind_of, parse_classes, parse_options
+from fedcal.cli.logits import Classes, Kind, Seed, Spec, kind_of, parse_classes
 from fedcal.errors import FedCalError
 from fedcal.methods import DEFAULT
 
@@ -30,18 +30,14 @@ def server_start(
     folder: Folder,
     classes: Annotated[str, typer.Option(metavar="K | A,B,…", help="How many classes, or their labels in order.")],
     sites: Annotated[str, typer.Option(help="Names of the sites, with commas between them.")],
-    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = DEFAULT,
-    accuracy: Accuracy = None,
-    option: Options = None,
+    method: Spec = DEFAULT,
     seed: Seed = 0,
 ) -> None:
     """Begin a federation: writes the first question, for every site."""
     from fedcal.transport.files import start
 
     names = parse_classes(classes) or []
-    server = start(
-        folder, method, parse_options(option, accuracy), names[0] if len(names) == 1 else names, sites.split(","), seed
-    )
+    server = start(folder, method, names[0] if len(names) == 1 else names, sites.split(","), seed)
     print(
         f"Round 1: {server.current()} is for {', '.join(server.sites)}. What leaves a site: {server.state.method.leaves}."
     )
@@ -81,7 +77,7 @@ def server_merge(
     parts: Annotated[list[Path], typer.Argument(metavar="PART...", help="Scalers that sites have finished and sent.")],
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")],
 ) -> None:
-    """Put sites' own parts into one scaler file. Only for sites that wish so: their part tells of their label law."""
+    """Put sites' own parts into one scaler file. Only for sites that wish so: their part reveals their label distribution."""
     from fedcal.transport.files import merge
 
     print(f"{out_file} holds the global scaler and the own parts of {', '.join(merge(scaler, parts, out_file))}.")

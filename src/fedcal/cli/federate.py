@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedcal.cli.logits import Options, Seed, parse_options
+from fedcal.cli.logits import Seed, Spec
 from fedcal.errors import FedCalError
-from fedcal.methods import DEFAULT, METHODS
+from fedcal.methods import DEFAULT, get_method
 
 out = Console()
 
@@ -21,7 +21,7 @@ def federate(
         Path, typer.Option("--out", help="Run folder: scaler, results, report; Flower's logs and keys.")
     ],
     data: Annotated[str, typer.Option(help="Data set (see `fedcal data list`).")] = "heart",
-    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = DEFAULT,
+    method: Spec = DEFAULT,
     rounds: Annotated[int, typer.Option(help="Training rounds.")] = 3,
     clients: Annotated[
         int | None, typer.Option(help="SuperNodes (default: 3; natural clients: as many as there are).")
@@ -29,7 +29,6 @@ def federate(
     beta: Annotated[float, typer.Option(help="Dirichlet concentration: lower is more skewed.")] = 0.5,
     model: Annotated[str | None, typer.Option(help="(default: as suits the data)")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.")] = None,
-    option: Options = None,
     robust: Annotated[str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that nodes have for a round.")] = 120.0,
     limit: Annotated[float, typer.Option(help="Seconds that the whole run may take.")] = 3600.0,
@@ -52,12 +51,12 @@ def federate(
     natural = data in DATASETS and DATASETS[data].partition == "natural"
     count = clients if clients is not None or natural else 3
     settings: dict[str, Any] = {"clients": count, "clients_per_round": count, "beta": beta, "model": model}
-    methods = ("uncal",) if method == "uncal" else ("uncal", method)
+    chosen = get_method(method)
+    if chosen.name == "uncal" or chosen.needs_pooled_data:
+        raise FedCalError(f"{chosen.name} is nothing that nodes do: choose fed-ts, fedcal-plus or another")
+    methods = ("uncal", method)
     config = Config(data=data, rounds=rounds, method=methods, data_dir=data_dir, seed=seed, **settings).resolve()
-    if method == "uncal" or (method in METHODS and METHODS[method].needs_pooled_data):
-        raise FedCalError(f"{method} is nothing that nodes do: choose fed-ts, fedcal-plus or another")
-    options = {**parse_options(option, None), "robust": robust, "timeout": timeout}
-    plan = launch.plan(config, out_dir, options, insecure)
+    plan = launch.plan(config, out_dir, {"robust": robust, "timeout": timeout}, insecure)
     if dry_run:
         for line in plan.commands():
             print(line)

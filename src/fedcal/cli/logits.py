@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcal.errors import FedCalError
-from fedcal.methods import DEFAULT
+from fedcal.methods import DEFAULT, get_method
 
 out = Console()
 Kind = Annotated[
@@ -24,12 +23,13 @@ Kind = Annotated[
         "--probs/--logits", help="What arrays or columns of other names hold. (default: what their names say)"
     ),
 ]
-Options = Annotated[
-    list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="An option of the method; may be repeated.")
-]
-Accuracy = Annotated[
-    str | None,
-    typer.Option(help="fedcal-plus: keep every decision of the model, at clients too, or improve. (default: improve)"),
+Spec = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        metavar="NAME[:OPTION=VALUE,…]",
+        help="Calibration method, perhaps with options, such as fedcal-plus:accuracy=keep (see `fedcal methods`).",
+    ),
 ]
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help="One .npz, .csv or .parquet per site, or with a column `site`.")
@@ -48,9 +48,7 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]
 def calibrate(
     files: Files,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for scaler.safetensors and summary.json.")],
-    method: Annotated[str, typer.Option(help="See `fedcal methods`.")] = DEFAULT,
-    accuracy: Accuracy = None,
-    option: Options = None,
+    method: Spec = DEFAULT,
     probs: Kind = None,
     classes: Classes = None,
     seed: Seed = 0,
@@ -63,46 +61,47 @@ def calibrate(
 
     Every figure is of a fifth of each client's samples, held out of a first fit; the scaler is then fitted on all.
     """
-    from fedcal.cli.progress import fitting
     from fedcal.base.store import write_json
-    from fedcal.cli import own_logits
+    from fedcal.cli import calibrate_files
+    from fedcal.cli.progress import fitting
     from fedcal.data.logit_files import read_sites
-    from fedcal.protocol.rounds import name_columns
-    from fedcal.protocol.scaler_file import save_scaler
+    from fedcal.data.samples import name_columns
+    from fedcal.report.sites import table_row
+    from fedcal.report.words import difference
 
     scaler = out_dir / "scaler.safetensors"
     if scaler.exists() and not overwrite:
         raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
-    options, read = parse_options(option, accuracy), read_sites(files, kind_of(probs), parse_classes(classes))
+    chosen, read = get_method(method), read_sites(files, kind_of(probs), parse_classes(classes))
     sites = read.samples
-    kept, held = own_logits.hold_out(sites, seed)
-    judged = None
+    kept, held = calibrate_files.hold_out(sites, seed)
+    estimated = None
     if any(len(labels) for _, labels in held.values()):
         with fitting(out, "four fifths of the samples", quiet) as on_round:
-            judged = own_logits.estimate(own_logits.fit(kept, method, options, seed, on_round), held)
+            estimated = calibrate_files.estimate(calibrate_files.fit(kept, chosen, seed, on_round), held)
     with fitting(out, "all samples", quiet) as on_round:
-        final = own_logits.fit(sites, method, options, seed, on_round)
+        final = calibrate_files.fit(sites, chosen, seed, on_round)
     final.classes, final.probs = name_columns(read.classes), read.probs or None
-    summary = own_logits.summary(method, final, sites, seed, judged)
-    save_scaler(scaler, final)
+    summary = calibrate_files.summary(final, sites, seed, estimated)
+    final.save(scaler)
     write_json(out_dir / "summary.json", summary)
     if quiet:
         return
     names = {"before": "before", "global": "global scaler", "own": "each client's own"}
-    if judged:
-        _print_table([own_logits.cells(names[view], tallies["pooled"]) for view, tallies in judged.tallies.items()])
-        for view in judged.tallies:
+    if estimated:
+        _print_table([table_row(names[view], estimated.pooled(view)) for view in estimated.tallies])
+        for view in estimated.tallies:
             about = summary["estimate"][view]
             out.print(f"worst client, {names[view]}: {escape(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
             if view != "before":
-                print(f"{names[view]} against before: {own_logits.in_words(judged.change(view))}")
+                print(f"{names[view]} against before: {difference(estimated.difference(view, 'before'))}")
     print(
         "Samples that the scaler was not fitted on: a fifth of each client's; it was then fitted anew on all of them."
-        if judged
+        if estimated
         else "Too few samples to hold any out: nothing is known of how good the scaler is."
     )
     if "fallback" in final.params:
-        print(f"{method} fell back on a temperature: too few samples, or a single class.")
+        print(f"{chosen.name} fell back on a temperature: too few samples, or a single class.")
     out.print(f"Scaler: [bold]{escape(str(scaler))}[/bold]", soft_wrap=True)
 
 
@@ -121,12 +120,12 @@ def apply(
     """
     from fedcal.base.labels import check_classes
     from fedcal.data.logit_files import check_output, read_rows, write_probs
-    from fedcal.protocol.scaler_file import load_scaler
+    from fedcal.protocol import Scaler
 
     check_output(out_file)
     if own and client is not None:
         raise FedCalError("--own and --client contradict each other: give one of them")
-    calibration = load_scaler(scaler)
+    calibration = Scaler.load(scaler)
     rows = read_rows(file, kind_of(probs))
     if own and rows.sites is None:
         raise FedCalError(f"{file}: --own needs a column `site`; or say --client NAME for all rows")
@@ -151,57 +150,41 @@ def evaluate(
 
     With --scaler, before and after. The samples should not be those that the scaler was fitted on.
     """
-    from fedcal.cli.own_logits import COLUMNS, cells, in_words, measure
     from fedcal.data.logit_files import read_sites
-    from fedcal.protocol.scaler_file import load_scaler
+    from fedcal.measure.views import View, measure, unchanged
+    from fedcal.protocol import Scaler
+    from fedcal.report.sites import COLUMNS, table_row, write_sites
+    from fedcal.report.words import difference
 
     if own and scaler is None:
         raise FedCalError("--own needs --scaler, whose own parts are meant")
-    calibration = load_scaler(scaler) if scaler else None
+    calibration = Scaler.load(scaler) if scaler else None
     known = calibration.classes if calibration else ()
     sites = read_sites(files, kind_of(probs), parse_classes(classes) or known or None).samples
-    views: dict[str, Any] = {"before": lambda _, logits: logits}
+    views: dict[str, View] = {"before": unchanged}
     if calibration is not None:
         views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
     found = measure(sites, views)
-    before, after = found.tallies["before"], found.tallies.get("after")
+    before, after = found.rows("before"), found.rows("after") if calibration else None
     shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
-    rows = [cells(name, before[name]) for name in shown]
+    rows = [table_row(name, before[name]) for name in shown]
     if after:
         rows = [
             row
             for name in shown
-            for row in (cells(f"{name}, before", before[name]), cells(f"{name}, after", after[name]))
+            for row in (table_row(f"{name}, before", before[name]), table_row(f"{name}, after", after[name]))
         ]
-    ece = {name: tally.reliability.ece() for name, tally in (after or before).items() if name != "pooled"}
+    ece = {name: tally.reliability.ece() for name, tally in found.tallies["after" if after else "before"].items()}
     worst = max(ece, key=lambda name: ece[name])
     if report is not None:
-        from fedcal.report.sites import write_sites
-
         title = f"{len(sites)} sites" + (f", calibrated by {scaler}" if scaler else "")
         write_sites(report, title, ["site", *COLUMNS[1:]], rows, after or before, before if after else None)
     _print_table(rows)
     if after:
-        print(f"after against before: {in_words(found.change('after'))}")
+        print(f"after against before: {difference(found.difference('after', 'before'))}")
     out.print(f"worst client: {escape(worst)}, ECE {ece[worst]:.2%}")
     if report is not None:
         out.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
-
-
-def parse_options(pairs: list[str] | None, accuracy: str | None) -> dict[str, Any]:
-    """`name=value` as a dict: numbers, true and false are read as such."""
-    options: dict[str, Any] = {} if accuracy is None else {"accuracy": accuracy}
-    for pair in pairs or []:
-        name, sign, value = pair.partition("=")
-        if not sign or not name:
-            raise FedCalError(f"--option {pair!r}: expected NAME=VALUE")
-        if name in options:
-            raise FedCalError(f"{name} is said twice: say it once")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
 
 
 def parse_classes(text: str | None) -> list[Any] | None:
@@ -218,7 +201,7 @@ def kind_of(probs: bool | None) -> Any:
 
 
 def _print_table(rows: list[list[str]]) -> None:
-    from fedcal.cli.own_logits import COLUMNS
+    from fedcal.report.sites import COLUMNS
 
     if rows:
         table = Table(box=box.SIMPLE, padding=0)

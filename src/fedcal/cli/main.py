@@ -19,6 +19,7 @@ from fedcal.cli import federate as cli_federate
 from fedcal.cli import logits as cli_files
 from fedcal.cli.start import start
 from fedcal.errors import FedCalError
+from fedcal.methods import Method
 from fedcal.simulate.config import Config
 
 app = typer.Typer(
@@ -55,7 +56,7 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
     """Train a federation, calibrate it with every method asked for, measure, and write a run folder.
 
     [bold]fedcal run --data digits --beta 0.1[/bold] needs nothing else. The folder holds config.json, results.json,
-    rounds.jsonl, model.safetensors, one scaler file a method, and report.html.
+    rounds.jsonl, model.safetensors, one scaler file per method, and report.html.
     """
     from fedcal import report
     from fedcal.base.store import read_json
@@ -167,17 +168,41 @@ def _print_table(results: dict[str, Any], table: Format, quiet: bool) -> None:
 
 
 @app.command()
-def methods() -> None:
-    """List the calibration methods: what each does, and what leaves a client."""
+def methods(
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show this method's options.", show_default=False)
+    ] = None,
+) -> None:
+    """List the calibration methods: what each does, and what leaves a client. With a NAME: that method's options."""
     from fedcal.errors import counted
-    from fedcal.methods import METHODS
+    from fedcal.methods import METHODS, get_method
 
+    if spec is not None:
+        _print_options(METHODS[get_method(spec).name])
+        return
     table = Table("method", "what it is", "what leaves a client", "when")
     for name, method in METHODS.items():
         turns = "rounds until done" if method.additive else counted(method.rounds, "round")
         when = "in every training round" if method.schedule == "interleaved" else f"{turns} on the final model"
         table.add_row(name, method.summary, method.leaves, "–" if name == "uncal" else when)
     out.print(table)
+    out.print("Options of a method: fedcal methods NAME")
+
+
+def _print_options(method: Method) -> None:
+    """A registered method's options, one row each."""
+    from fedcal.methods.spec import options_offered, value_as_text
+
+    print(f"{method.name}: {method.summary}\nWhat leaves a client: {method.leaves}")
+    if not (offered := options_offered(method)):
+        print("It has no options.")
+        return
+    table = Table("option", "values", "default", "what it does")
+    for option in offered.values():
+        default = value_as_text(getattr(method, option.name))
+        table.add_row(option.name, option.expected, default, escape(option.help))
+    out.print(table)
+    print(f"Give them as --method {method.name}:OPTION=VALUE,OPTION=VALUE")
 
 
 @app.command()

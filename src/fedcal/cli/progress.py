@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 from fedcal.errors import counted
-from fedcal.protocol.rounds import Calibration
+from fedcal.protocol import Server
 from fedcal.report.tables import size
 from fedcal.simulate.federation import Federation
 
@@ -68,16 +68,16 @@ class RunProgress:
 
 
 @contextmanager
-def fitting(console: Console, what: str, quiet: bool) -> Iterator[Callable[[Calibration], None]]:
+def fitting(console: Console, what: str, quiet: bool) -> Iterator[Callable[[Server], None]]:
     """Progress of a fit whose number of rounds is not known beforehand; gives what to call after every round."""
     live = console.is_terminal and not quiet
     status = console.status(f"fitting on {what} …")
     rounds = 0
 
-    def on_round(state: Calibration) -> None:
+    def on_round(server: Server) -> None:
         nonlocal rounds
-        rounds = state.rounds
-        status.update(f"fitting on {what}: round {rounds}, {size(state.total_up)} up a client")
+        rounds = server.ledger.rounds
+        status.update(f"fitting on {what}: round {rounds}, {size(server.ledger.total_up)} up per client")
 
     with status if live else nullcontext():
         yield on_round

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,37 @@ def label_client(name: str, logits: Tensor, labels: np.ndarray, classes: Any) ->
         return logits, check_labels(labels, len(logits), logits.shape[1], classes=classes)
     except FedCalError as error:
         raise FedCalError(f"client {name}: {error}") from None
+
+
+def name_clients(clients: Any) -> dict[str, tuple[Any, Any]]:
+    """Each client's (logits, labels) by name; clients of a list are numbered."""
+    if not isinstance(clients, Iterable):
+        raise FedCalError(f"clients must be a list of pairs (logits, labels), not {type(clients).__name__}")
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for name, pair in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
+        if str(name) in pairs:
+            raise FedCalError(f"two clients have the name {str(name)!r}: name them apart")
+        pairs[str(name)] = check_pair(name, pair)
+    if not pairs:
+        raise FedCalError("no clients: give (logits, labels) of at least one")
+    return pairs
+
+
+def name_columns(classes: np.ndarray | None) -> tuple[Any, ...]:
+    """What a scaler remembers of its classes: nothing where they are the columns' numbers."""
+    labels = () if classes is None else tuple(classes.tolist())
+    return () if labels == tuple(range(len(labels))) else labels
+
+
+def check_clients(clients: Any, probs: bool | None, classes: Any) -> tuple[dict[str, Samples], np.ndarray | None]:
+    """Each client's samples as tensors, by name, all of as many classes; and the label of each column, if it has one."""
+    read: dict[str, tuple[Tensor, np.ndarray]] = {}
+    width = 0
+    for name, pair in name_clients(clients).items():
+        read[name] = read_client(name, pair, width, probs)
+        width = read[name][0].shape[1]
+    found = find_classes((labels for _, labels in read.values()), width, classes)
+    return {name: label_client(name, *pair, found) for name, pair in read.items()}, found
 
 
 class Stream(Mapping[str, Samples]):

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.base.logits import Params
-from fedcal.nets.mlp import softplus
+from fedcal.base.bins import equal_mass
+from fedcal.base.logits import Params, softplus
 
 # Fine bins of the log-odds, the same everywhere: nothing for clients to agree on.
 GRID = torch.linspace(-5, 15, 241, dtype=torch.float64)
@@ -107,9 +107,8 @@ def fine_histogram(log_p: Tensor, log_q: Tensor, hit: Tensor) -> Tensor:
 def hist_knots(histogram: Tensor, pseudo: float, n_bins: int = 15) -> Tensor:
     """The server's half: (2, n) knots from the summed histogram, `pseudo` samples a bin pulling to the identity."""
     count, confidence, hits = histogram.numpy()
-    share = np.cumsum(count) / max(count.sum(), 1)
-    cuts = np.unique(np.searchsorted(share, np.arange(1, n_bins) / n_bins - 1e-12) + 1)
-    parts = [p.sum(1) for p in np.split(np.stack([count, confidence, hits]), cuts[cuts < len(count)], axis=1)]
+    starts = equal_mass(count, n_bins)
+    parts = [p.sum(1) for p in np.split(np.stack([count, confidence, hits]), starts[1:], axis=1)]
     n, total, right = np.array([p for p in parts if p[0] > 0] or [[1.0, 0.5, 0.5]]).T
     before = total / n
     after = isotonic((right + pseudo * before) / (n + pseudo), n + pseudo)

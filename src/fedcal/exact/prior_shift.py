@@ -1,4 +1,4 @@
-"""Local calibration by prior shift: a client's posterior is the global one, reweighed by its own label law.
+"""Local calibration by prior shift: a client's posterior is the global one, reweighed by its own label distribution.
 
 Under label skew P_c(x|y) = P(x|y) (Definition 4.2), so that P_c(y|x) ∝ P(y|x) · P_c(y) / P(y): a globally calibrated model
 and a client's label counts are all it takes, also for a client that never took part. In logits:
@@ -14,21 +14,20 @@ and a client's label counts are all it takes, also for a client that never took 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from fedcal.base.logits import Params
-from fedcal.exact.solve import Sums
 
 STRENGTHS = torch.linspace(0, 1, 11, dtype=torch.float64)
 ALPHAS = torch.logspace(-0.5, 4, 10, dtype=torch.float64)  # pseudo-samples, half a decade apart
 
 
-def log_ratio(counts: Tensor, law: Tensor, alpha: Tensor) -> Tensor:
+def log_ratio(counts: Tensor, prior: Tensor, alpha: Tensor) -> Tensor:
     """log P_c − log P, with P_c the mean of Dirichlet(α P + counts); counts of one client, or a row for each of several."""
-    return ((counts + alpha * law) / (counts.sum(-1, keepdim=True) + alpha)).log() - law.log()
+    return ((counts + alpha * prior) / (counts.sum(-1, keepdim=True) + alpha)).log() - prior.log()
 
 
 # --- the halves of a client, or of several that answer as one ----------------------------------------------------------
@@ -40,24 +39,24 @@ def label_counts(labels: Tensor, client: Tensor, n_clients: int, k: int) -> Tens
     return torch.bincount(which, minlength=n_clients * k).double().view(n_clients, k)
 
 
-def counts_likelihood(counts: Tensor, law: Tensor) -> Tensor:
+def counts_likelihood(counts: Tensor, prior: Tensor) -> Tensor:
     """Log-likelihood of the clients' label counts under a Dirichlet-multinomial around P, for every α of the grid."""
-    a = (ALPHAS[:, None] * law)[:, None]  # (α, client, class)
+    a = (ALPHAS[:, None] * prior)[:, None]  # (α, client, class)
     total, n = a.sum(-1), counts.sum(-1)
     each = total.lgamma() - (total + n).lgamma() + ((a + counts).lgamma() - a.lgamma()).sum(-1)
     return each.sum(1)
 
 
 def shift_likelihood(
-    chunks: Iterable[tuple[Tensor, Tensor, Tensor]], counts: Tensor, law: Tensor, alpha: Tensor
+    chunks: Iterable[tuple[Tensor, Tensor, Tensor]], counts: Tensor, prior: Tensor, alpha: Tensor
 ) -> Tensor:
     """Log-likelihood of each client's labels at every strength, (clients, strengths).
 
     The chunks hold logits that were not fitted on these samples, labels, and which client each sample belongs to. A label
     must not vouch for itself: it is left out of the counts. Only its own class's weight changes by that.
     """
-    ratio = log_ratio(counts, law, alpha)
-    less = ((counts - 1).clamp_min(0) + alpha * law).log() - (counts + alpha * law).log()
+    ratio = log_ratio(counts, prior, alpha)
+    less = ((counts - 1).clamp_min(0) + alpha * prior).log() - (counts + alpha * prior).log()
     found = torch.zeros(len(counts), len(STRENGTHS), dtype=torch.float64)
     for u, y, client in chunks:
         own = (ratio + less)[client, y][None]
@@ -75,40 +74,22 @@ def posterior(likelihood: Tensor, weights: Tensor) -> Tensor:
 
 def shift(params: Params, labels: Tensor, likelihood: Tensor) -> Tensor:
     """s · (log P_c − log P) for a client with labels."""
-    counts = torch.bincount(labels, minlength=len(params["law"])).double()
+    counts = torch.bincount(labels, minlength=len(params["prior"])).double()
     strength = posterior(likelihood, params["strengths"]) @ STRENGTHS
-    return strength * log_ratio(counts, params["law"], params["alpha"])
+    return strength * log_ratio(counts, params["prior"], params["alpha"])
 
 
 def shift_unlabelled(params: Params, u: Tensor, steps: int = 500) -> Tensor:
-    """The same for a client without labels: its label law by EM on calibrated logits (Saerens et al. 2002), smoothed by
-    α, at the federation's mean strength."""
-    law, alpha = params["law"], params["alpha"]
-    ratio, found = u.log_softmax(dim=1) - law.log(), law
+    """The same for a client without labels, at the federation's mean strength.
+
+    Its label distribution is found by EM on calibrated logits (Saerens et al. 2002), smoothed by α.
+    """
+    prior, alpha = params["prior"], params["alpha"]
+    ratio, found = u.log_softmax(dim=1) - prior.log(), prior
     for _ in range(steps):
         expected = (ratio + found.log()).softmax(dim=1).sum(0)
-        updated = (expected + alpha * law) / (len(u) + alpha)
+        updated = (expected + alpha * prior) / (len(u) + alpha)
         if float((updated - found).abs().max()) < 1e-7:
             break
         found = updated
-    return (params["strengths"] @ STRENGTHS) * (found.log() - law.log())
-
-
-# --- the server's half ---------------------------------------------------------------------------------------------
-
-
-def fit_prior_shift(stage: Params, labels: Tensor, max_rounds: int = 30) -> Generator[Sums, Sums, Params]:
-    """P, α and the common weights of the strengths. `stage` says by what map a client gets its out-of-fold logits."""
-    law = (labels + 0.5) / (labels + 0.5).sum()
-    alpha = ALPHAS[(yield {"law": law})["law/likelihood"].argmax()]
-    weights = torch.full_like(STRENGTHS, 1 / len(STRENGTHS))
-    question = {**stage, "shift/law": law, "shift/alpha": alpha}
-    for _ in range(max_rounds):
-        sums = yield {**question, "shift/weights": weights}
-        updated = (sums["shift/posterior"] + 1 / len(STRENGTHS)) / (
-            sums["shift/n"] + 1
-        )  # a pseudo-client that knows nothing
-        if float((updated - weights).abs().max()) < 1e-3:
-            break
-        weights, question = updated, {}
-    return {"law": law, "alpha": alpha, "strengths": weights}
+    return (params["strengths"] @ STRENGTHS) * (found.log() - prior.log())

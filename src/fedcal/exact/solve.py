@@ -21,10 +21,11 @@ from torch import Tensor
 
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalWarning
+from fedcal.exact.queries import Several, SumQuery
 
 Sums = dict[str, Tensor]
 Solver = Generator[Tensor, Sums, Tensor]
-Program = Generator[Sums, Sums, Any]  # yields questions (flat dicts), is sent the summed answers
+Program = Generator[SumQuery, Sums, Any]  # yields queries, is sent the sums of the replies, returns the result
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,6 @@ class Prior:
             gradient[0] += self.g * (1 - 1 / b) / self.m
             curvature[0] += self.g / float(t[0]) / float(t[0])
         return value, gradient, curvature
-
-
-def flat_prior(n: int) -> Prior:
-    """No prior at all: maximum likelihood."""
-    return Prior(torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64))
 
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]  # (Hessian, gradient, where) -> step
@@ -187,43 +183,51 @@ def by_class(sums: Sums, curvature: Tensor) -> Callable[[Tensor], Tensor]:
     return solve
 
 
-def lockstep(question: str, solvers: dict[str, Solver]) -> Generator[Sums, Sums, dict[str, Tensor]]:
-    """Several solvers together: `{question/name: t}` goes out, `{question/name/loss: …}` comes back summed."""
-    programs = [_asking(f"{question}/{name}", solver) for name, solver in solvers.items()]
-    return dict(zip(solvers, (yield from together(*programs)), strict=True))
+def lockstep(
+    query: Callable[[dict[int, Tensor]], SumQuery], solvers: dict[int, Solver]
+) -> Generator[SumQuery, Sums, dict[int, Tensor]]:
+    """Advance several solvers side by side, one round of messages for all of them.
 
+    Args:
+        query: makes one query of the parameters at which the solvers want sums, by fold.
+        solvers: one per fold.
 
-def _asking(name: str, solver: Solver) -> Generator[Sums, Sums, Tensor]:
-    """A solver as a program."""
-    t = next(solver)
-    while True:
-        sums = yield {name: t}
-        try:
-            t = solver.send(unnest(name, sums))
-        except StopIteration as finished:
-            return finished.value
-
-
-def together(*programs: Program) -> Generator[Sums, Sums, list[Any]]:
-    """Programs side by side, their questions in one message as long as they have any: what each of them returns."""
-    asked, found = {i: next(program) for i, program in enumerate(programs)}, [None] * len(programs)
-    while asked:
-        sums = yield {name: value for question in asked.values() for name, value in question.items()}
-        for i in list(asked):
+    Returns:
+        What each solver arrives at.
+    """
+    at, found = {fold: next(solver) for fold, solver in solvers.items()}, dict[int, Tensor]()
+    while at:
+        sums = yield query(dict(at))
+        for fold in list(at):
             try:
-                asked[i] = programs[i].send(sums)
+                at[fold] = solvers[fold].send(unnest(str(fold), sums))
+            except StopIteration as finished:
+                found[fold] = finished.value
+                del at[fold]
+    return {fold: found[fold] for fold in solvers}
+
+
+def in_parallel(*programs: Program) -> Generator[SumQuery, Sums, list[Any]]:
+    """Run programs side by side, their queries in one request as long as there are several; returns their results."""
+    queries, found = {i: next(program) for i, program in enumerate(programs)}, [None] * len(programs)
+    while queries:
+        running = list(queries)
+        sums = yield Several(tuple(queries.values()))
+        for position, i in enumerate(running):
+            try:
+                queries[i] = programs[i].send(unnest(str(position), sums))
             except StopIteration as finished:
                 found[i] = finished.value
-                del asked[i]
+                del queries[i]
     return found
 
 
-def saying(words: Sums, program: Program) -> Program:
-    """The program, with these words in its every question."""
-    question = next(program)
+def with_share(share: float, program: Program) -> Program:
+    """Run the program with all its queries about that share of the samples."""
+    query = next(program)
     while True:
-        sums = yield {**words, **question}
+        sums = yield query.about(share) if share < 1 else query
         try:
-            question = program.send(sums)
+            query = program.send(sums)
         except StopIteration as finished:
             return finished.value

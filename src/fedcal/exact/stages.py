@@ -1,9 +1,10 @@
-"""Stages of an exact fit, as programs that ask clients for sums: linear maps, choosing among them, confidence maps."""
+"""Stages of an exact fit, as programs that query clients for sums: linear maps, choosing among them, confidence maps."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,9 +12,33 @@ from torch import Tensor
 from fedcal.base.folds import FOLDS
 from fedcal.base.logits import Params
 from fedcal.exact import maps
-from fedcal.exact.answers import ALL
 from fedcal.exact.linear import FAMILIES, n_parameters, widen
-from fedcal.exact.solve import Prior, Program, Sums, by_blocks, by_class, lbfgs, lockstep, newton, saying, together
+from fedcal.exact.prepared import ALL, FoldMap
+from fedcal.exact.prior_shift import ALPHAS, STRENGTHS
+from fedcal.exact.queries import (
+    BetaSums,
+    CompareMaps,
+    CountsLikelihood,
+    Histogram,
+    LinearSums,
+    MatrixBlocks,
+    Score,
+    Start,
+    StrengthWeights,
+    SumQuery,
+    View,
+)
+from fedcal.exact.solve import (
+    Prior,
+    Sums,
+    by_blocks,
+    by_class,
+    in_parallel,
+    lbfgs,
+    lockstep,
+    newton,
+    with_share,
+)
 
 NEWTON_MAX = 300  # parameters up to which a Hessian is worth sending
 BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ numbers, are worth sending once
@@ -28,7 +53,7 @@ RIDGES = {  # prior precisions in natural logit units, strong to weak
     "matrix": (1e4, 1e3, 1e2, 1e1, 1.0, 0.1, 0.01),
 }
 
-Fits = dict[str, Tensor]  # a map's parameters by fold
+Fits = dict[int, Tensor]  # a map's parameters by fold
 
 
 @dataclass
@@ -45,9 +70,9 @@ class Clients:
     log: dict[str, float] = field(default_factory=dict)  # remarks for the report
 
 
-def start(k: int, folded: bool = False) -> Generator[Sums, Sums, Clients]:
-    """The first question: how much there is, and whether every fold has some of it."""
-    sums = yield {"start": torch.zeros(0), **({"folds": torch.zeros(0)} if folded else {})}
+def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
+    """The first query: how much there is, and whether every fold has some of it."""
+    sums = yield Start(folds=folded)
     n, squares, agreement = (float(sums[name]) for name in ("n", "squares", "agreement"))
     rms = (max(squares, 0.0) / max(n * k, 1)) ** 0.5  # noise for privacy may leave it negative
     mode = begin = 1.0
@@ -58,11 +83,6 @@ def start(k: int, folded: bool = False) -> Generator[Sums, Sums, Clients]:
         guess = k * agreement / squares
         begin = guess if guess * rms > 1e-2 else 0.1 / rms
     return Clients(k, n, sums["labels"], mode, begin, folded and bool((sums["folds"] > 0).all()))
-
-
-def on_part(share: float, program: Program) -> Program:
-    """The program, its every question about that share of the samples only."""
-    return saying({"share": torch.tensor(share, dtype=torch.float64)}, program) if share < 1 else program
 
 
 def prior_of(family: str, ridge: float, base: dict[str, Tensor], clients: Clients) -> tuple[Tensor, Prior]:
@@ -94,11 +114,11 @@ def prior_of(family: str, ridge: float, base: dict[str, Tensor], clients: Client
 def fit_linear(
     family: str,
     ridge: float,
-    base: dict[str, dict[str, Tensor]],
+    base: dict[int, dict[str, Tensor]],
     clients: Clients,
     starts: Fits | None = None,
     tol: float = FITTING,
-) -> Generator[Sums, Sums, Fits]:
+) -> Generator[SumQuery, Sums, Fits]:
     """One family at one ridge, for each fold in `base` (fold -> fits of the families before).
 
     By Newton where a Hessian is small enough to send; else by L-BFGS, from messages that grow with the number of
@@ -108,51 +128,43 @@ def fit_linear(
     at = {fold: starts[fold] if starts else begin for fold, (begin, _) in begins.items()}
     if n_parameters(family, clients.k) <= NEWTON_MAX:
         solvers = {fold: newton(at[fold], prior, tol) for fold, (_, prior) in begins.items()}
-        return (yield from lockstep(f"newton/{family}", solvers))
+        return (yield from lockstep(partial(LinearSums, family, "full"), solvers))
     if family != "matrix" or clients.k > BLOCKS_MAX:
         tol = max(tol**2, 1e-14)  # Newton's last step squares what is left; L-BFGS has no such step
         solvers = {fold: lbfgs(at[fold], prior, by_class, tol) for fold, (_, prior) in begins.items()}
-        return (yield from lockstep(f"diagonal/{family}", solvers))
+        return (yield from lockstep(partial(LinearSums, family, "diagonal"), solvers))
     if clients.blocks is None:  # any fold's map will do to precondition with
         fits = next(iter(base.values()))
         vector = fits.get("vector", widen("bias", fits["bias"], clients.k))
-        clients.blocks = (yield {"curvature/vector": vector})["curvature/vector"]
+        clients.blocks = (yield MatrixBlocks(vector))["blocks"]
     solvers = {}
     for fold, (_, prior) in begins.items():
         share = 1.0 if fold == ALL else 1 - 1 / FOLDS
         precondition = by_blocks(share * clients.blocks, prior.precision)
         solvers[fold] = lbfgs(at[fold], prior, precondition, max(tol, 1e-4))
-    return (yield from lockstep(f"gradient/{family}", solvers))
+    return (yield from lockstep(partial(LinearSums, family, "none"), solvers))
 
 
-def score(*candidates: tuple[str, Fits]) -> Generator[Sums, Sums, Sums]:
-    """Out-of-fold losses of several maps: each a family, and its parameters by fold."""
-    question = {
-        f"score/{i}/{family}/{fold}": t for i, (family, fits) in enumerate(candidates) for fold, t in fits.items()
-    }
-    return (yield question)
-
-
-def paired(sums: Sums, kind: str, n: float, i: int, j: int) -> tuple[float, float]:
+def paired(sums: Sums, n: float, i: int, j: int) -> tuple[float, float]:
     """Mean of (loss of i − loss of j) over samples, and its standard error."""
-    total, gram = sums[f"{kind}/sum"], sums[f"{kind}/gram"]
+    total, gram = sums["sum"], sums["gram"]
     mean = float(total[i] - total[j]) / max(n, 1)
     variance = float(gram[i, i] - 2 * gram[i, j] + gram[j, j]) / max(n, 1) - mean**2
     return mean, (max(variance, 0.0) / max(n, 1)) ** 0.5
 
 
 def choose_ridge(
-    family: str, base: dict[str, dict[str, Tensor]], clients: Clients
-) -> Generator[Sums, Sums, tuple[float, Fits]]:
+    family: str, base: dict[int, dict[str, Tensor]], clients: Clients
+) -> Generator[SumQuery, Sums, tuple[float, Fits]]:
     """The ridge by out-of-fold NLL: decades from strong to weak, each started from the one before, until the first
     without gain; then the half decade between the best and the better of its neighbours."""
     tried: dict[float, tuple[float, Fits]] = {}
 
-    def attempt(ridge: float, near: float | None) -> Generator[Sums, Sums, float]:
+    def attempt(ridge: float, near: float | None) -> Generator[SumQuery, Sums, float]:
         starts = tried[near][1] if near is not None else None
         fits = yield from fit_linear(family, ridge, base, clients, starts, CHOOSING)
-        sums = yield from score((family, fits))
-        tried[ridge] = float(sums["score/sum"][0]), fits
+        sums = yield Score((FoldMap(family, fits),))
+        tried[ridge] = float(sums["sum"][0]), fits
         return tried[ridge][0]
 
     before: float | None = None
@@ -169,50 +181,68 @@ def choose_ridge(
     return best, tried[best][1]
 
 
-def fit_beta(watch: Params, folds: list[str], starts: Fits | None = None) -> Generator[Sums, Sums, Fits]:
-    """The beta map of the watched confidences, for several folds; a sample's worth of prior at the identity."""
+def fit_beta(view: View, folds: list[int], starts: Fits | None = None) -> Generator[SumQuery, Sums, Fits]:
+    """The beta map of the view's confidences, for several folds; a sample's worth of prior at the identity."""
     identity = torch.tensor(maps.IDENTITY, dtype=torch.float64)
     prior = Prior(identity, torch.ones(3, dtype=torch.float64))
     solvers = {fold: newton((starts or {}).get(fold, identity), prior, 1e-9, maps.beta_step) for fold in folds}
-    return (yield from saying(watch, lockstep("beta", solvers)))
+    return (yield from lockstep(partial(BetaSums, view), solvers))
 
 
-def histogram(watch: Params) -> Generator[Sums, Sums, Tensor]:
-    """The fine histogram of the watched confidences, (folds, 3, bins)."""
-    sums = yield {**watch, "histogram": torch.zeros(0)}
-    return sums["histogram"]
+def histogram(view: View) -> Generator[SumQuery, Sums, Tensor]:
+    """The fine histogram of the view's confidences, (folds, 3, bins)."""
+    return (yield Histogram(view))["histogram"]
 
 
-def choose_map(watch: Params, clients: Clients, share: float = 1.0) -> Generator[Sums, Sums, tuple[Params, Tensor]]:
+def choose_map(view: View, clients: Clients, share: float = 1.0) -> Generator[SumQuery, Sums, tuple[Params, Tensor]]:
     """The mean of a beta map and of the best-shrunk histogram map, or none: kept if out of fold it is better.
 
     Returns the map (empty: none) and the histogram it was made from. In logits, the parametric map's bias and the
     histogram's noise average out: held out, the mean beat either alone, and choosing between them.
     What is chosen on a share of the samples (`clients` are those then) is fitted on all of them.
     """
-    pseudo, beta, whole = yield from on_part(share, _compare_maps(watch, clients))
+    pseudo, beta, whole = yield from with_share(share, _compare_maps(view, clients))
     if share < 1:
-        again = [histogram(watch), *([fit_beta(watch, [ALL], {ALL: beta})] if pseudo else [])]
-        counts, *betas = yield from together(*again)
+        again = [histogram(view), *([fit_beta(view, [ALL], {ALL: beta})] if pseudo else [])]
+        counts, *betas = yield from in_parallel(*again)
         whole, beta = counts.sum(0), betas[0][ALL] if betas else beta
     return ({"beta": beta, "hist": maps.hist_knots(whole, pseudo)} if pseudo else {}), whole
 
 
-def _compare_maps(watch: Params, clients: Clients) -> Generator[Sums, Sums, tuple[float, Tensor, Tensor]]:
+def _compare_maps(view: View, clients: Clients) -> Generator[SumQuery, Sums, tuple[float, Tensor, Tensor]]:
     """The histogram map's pseudo-samples (0: better no map), the beta map, and the histogram."""
-    folds = [str(f) for f in range(FOLDS)]
-    counts, betas = yield from together(histogram(watch), fit_beta(watch, [*folds, ALL]))
+    folds = range(FOLDS)
+    counts, betas = yield from in_parallel(histogram(view), fit_beta(view, [*folds, ALL]))
     whole = counts.sum(0)
-    question = watch | {f"map/beta/{f}": betas[f] for f in folds}
-    for i, pseudo in enumerate(PSEUDO):
-        question |= {f"map/hist{i}/{f}": maps.hist_knots(whole - counts[int(f)], pseudo) for f in folds}
-    sums = yield question
-    best = int(
-        sums["map/sum"][:-1:2].argmin()
-    )  # by the histogram maps alone; their means with the beta map lie between
+    hists = tuple({f: maps.hist_knots(whole - counts[f], pseudo) for f in folds} for pseudo in PSEUDO)
+    sums = yield CompareMaps(view, {f: betas[f] for f in folds}, hists)
+    best = int(sums["sum"][:-1:2].argmin())  # by the histogram maps alone; their means with the beta map lie between
     pseudo = PSEUDO[best]
-    gain, error = paired(sums, "map", clients.n, -1, 2 * best + 1)
+    gain, error = paired(sums, clients.n, -1, 2 * best + 1)
     clients.log |= {"map_gain": gain, "map_gain_error": error}
     if gain <= (0.0 if clients.n >= 300 else error):  # under 20 samples a bin, chance alone passes "better" too often
         pseudo = 0.0
     return pseudo, betas[ALL], whole
+
+
+def fit_prior_shift(
+    fold_map: FoldMap, confidence_map: Params, labels: Tensor, max_rounds: int = 30
+) -> Generator[SumQuery, Sums, Params]:
+    """What clients need for their prior shift (prior_shift.py): P, α, and the weights of the strengths, by EM.
+
+    Args:
+        fold_map: by which a client gets its out-of-fold logits, with `confidence_map` after it.
+        confidence_map: beta and hist, or nothing.
+        labels: (K,) how many samples of each class the federation has.
+        max_rounds: of EM.
+    """
+    prior = (labels + 0.5) / (labels + 0.5).sum()
+    alpha = ALPHAS[(yield CountsLikelihood(prior))["likelihood"].argmax()]
+    weights = torch.full_like(STRENGTHS, 1 / len(STRENGTHS))
+    for _ in range(max_rounds):
+        sums = yield StrengthWeights(fold_map, confidence_map, prior, alpha, weights)
+        updated = (sums["posterior"] + 1 / len(STRENGTHS)) / (sums["n"] + 1)  # with a pseudo-client that knows nothing
+        if float((updated - weights).abs().max()) < 1e-3:
+            break
+        weights = updated
+    return {"prior": prior, "alpha": alpha, "strengths": weights}

@@ -1,1 +1,1 @@
-"""How good a calibration is."""
+"""Metrics, reliability diagrams, intervals and conformal sets, all from sums that add over clients."""

@@ -1,15 +1,15 @@
-"""Conformal sets over a federation: which classes it may be, right with probability 1 − α, from summed histograms.
+"""Conformal prediction sets over a federation: sets of classes that contain the label with probability 1 − α.
 
-Each client sends one histogram of its calibration samples' scores (how badly the true class fits); their sum is the pooled
-one. The threshold is the upper edge of the bin that holds the ⌈(n + 1)(1 − α)⌉-th lowest score, so that for exchangeable
-samples
+Each client sends one histogram of the scores of its calibration samples (how badly the true class fits); the sum is the
+pooled histogram. The threshold is the upper edge of the bin with the ⌈(n + 1)(1 − α)⌉-th lowest score, so that for
+exchangeable samples
 
     1 − α  ≤  P(label in set)  ≤  1 − α + 1/(n + 1) + P(score in that bin)
 
-The lower bound is exact: bins only ever round the threshold up, by less than a bin's width. Bins are even in log-odds, for
-scores of confident models crowd at 0 and 1: by default the threshold's odds exceed the exact ones' by less than 0.7 %.
-Sets stand on any calibrated probabilities. A client's own (prior-shifted) ones, at every client, give sets that fit it.
-The samples that set the threshold must not be those that the calibration was fitted on.
+The lower bound is exact: bins only round the threshold up, by less than a bin's width. Bins are evenly spaced in log-odds,
+because the scores of confident models are close to 0 and 1: by default the threshold's odds exceed the exact ones by less
+than 0.7 %. Any calibrated probabilities will do; those of each client's own (prior-shifted) scaler give sets that fit the
+client. The samples that set the threshold must not be those that the scaler was fitted on.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fedcal.errors import FedCalError, unknown
 from fedcal.measure.reliability import find_bins
 
 N_BINS = 8192
-TAIL = 1e-12  # the outermost bins begin here, at either end
+TAIL = 1e-12  # width of the first and the last bin
 
 
 @dataclass(frozen=True)
 class Score:
-    """How badly a class fits: from 0 to 1, or (raps) to 1 and the largest penalty.
+    """A score of how badly a class fits: from 0 to 1, or (raps) to 1 plus the largest penalty.
 
     lac    1 − p                                           smallest sets on average (Sadinle et al. 2019)
     aps    the probability of all classes up to this one   sets that adapt to the sample (Romano et al. 2020)
@@ -50,7 +50,12 @@ class Score:
         check_whole(self.free, "free", low=0)
 
     def of(self, probs: Any, u: Any = None) -> np.ndarray:
-        """Every class's score, (N, K). With u, (N,) uniform numbers, aps and raps are randomised: their sets are smaller."""
+        """The score of every class, (N, K).
+
+        Args:
+            probs: (N, K) calibrated probabilities.
+            u: (N,) uniform random numbers, to randomise aps and raps: their sets get smaller.
+        """
         p = check_probs(probs).double().numpy()
         if self.kind == "lac":
             return np.clip(1 - p, 0.0, 1.0)
@@ -65,7 +70,7 @@ class Score:
         return found
 
     def edges(self, n_classes: int, n_bins: int) -> np.ndarray:
-        """Bins of [0, 1], even in log-odds; beyond 1 (raps), n_bins / 8 more of equal width."""
+        """The edges of the bins: of [0, 1], evenly spaced in log-odds; beyond 1 (raps), n_bins / 8 more of equal width."""
         inner = np.linspace(math.log(TAIL), -math.log(TAIL), check_whole(n_bins, "n_bins", low=2) - 1)
         edges = np.concatenate([[0.0], 1 / (1 + np.exp(-inner)), [1.0]])
         most = self.penalty * max(n_classes - self.free, 0) if self.kind == "raps" else 0.0
@@ -75,13 +80,13 @@ class Score:
 def _uniform(u: Any, n: int) -> np.ndarray:
     u = np.asarray(u, np.float64)
     if u.shape != (n,) or not ((u >= 0) & (u <= 1)).all():
-        raise FedCalError(f"u must hold {n} numbers from 0 to 1, one a sample; got shape {u.shape}")
+        raise FedCalError(f"u must hold {n} numbers from 0 to 1, one per sample; got shape {u.shape}")
     return u[:, None]
 
 
 @dataclass(frozen=True, eq=False)
 class ConformalHistogram:
-    """What a client sends: how many of its true classes' scores fall into each bin. `a + b` is that of both."""
+    """What a client sends: how many scores of its samples' labels are in each bin. `a + b` holds both clients' samples."""
 
     score: Score
     n_classes: int
@@ -92,7 +97,15 @@ class ConformalHistogram:
     def of(
         cls, probs: Any, labels: Any, score: Score | None = None, u: Any = None, n_bins: int = N_BINS
     ) -> ConformalHistogram:
-        """Of (N, K) calibrated probabilities and (N,) labels that the calibration has not seen."""
+        """The histogram of samples that the scaler was not fitted on.
+
+        Args:
+            probs: (N, K) calibrated probabilities.
+            labels: (N,) column numbers.
+            score: the score; aps if not given.
+            u: (N,) uniform random numbers (see `Score.of`).
+            n_bins: the number of bins.
+        """
         score, probs = score or Score(), check_probs(probs)
         labels = check_labels(labels, *probs.shape)
         own = np.take_along_axis(score.of(probs, u), labels.numpy()[:, None], axis=1)[:, 0]
@@ -111,7 +124,14 @@ class ConformalHistogram:
         return int(self.count.sum())
 
     def threshold(self, alpha: float) -> float:
-        """Up to which score a class belongs to the set; infinite (all of them do) with fewer than 1/α − 1 samples."""
+        """The largest score with which a class is in the set; infinite (every class is) with fewer than 1/α − 1 samples.
+
+        Args:
+            alpha: the share of samples whose label may be missing from the set.
+
+        Raises:
+            FedCalError: alpha is not between 0 and 1.
+        """
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < 1:
             raise FedCalError(f"alpha must lie between 0 and 1, not {alpha!r}: 0.1 asks for a coverage of 90 %")
         rank = math.ceil((self.n + 1) * (1 - alpha) - 1e-9)
@@ -121,13 +141,20 @@ class ConformalHistogram:
 
 
 def predict_sets(probs: Any, threshold: float, score: Score | None = None, u: Any = None) -> Tensor:
-    """The sets as booleans, (N, K). A set may be empty: no class fits as well as the threshold asks."""
+    """The prediction sets as booleans, (N, K). A set is empty where no class's score is low enough.
+
+    Args:
+        probs: (N, K) calibrated probabilities.
+        threshold: what `ConformalHistogram.threshold` gave.
+        score: the histogram's score.
+        u: (N,) uniform random numbers, where the histogram had some.
+    """
     return torch.from_numpy((score or Score()).of(probs, u) <= threshold)
 
 
 @dataclass(frozen=True)
 class SetTally:
-    """How sets did, in sums that add with `+`: coverage and mean size over any number of clients."""
+    """Sums that add with `+`: coverage and mean size of the sets of any number of clients."""
 
     n: float  # samples, or the sum of their weights
     covered: float
@@ -135,7 +162,13 @@ class SetTally:
 
     @classmethod
     def of(cls, sets: Tensor, labels: Any, weights: Any = None) -> SetTally:
-        """Of (N, K) sets and (N,) labels, each sample weighing 1 unless `weights` says otherwise."""
+        """Tally prediction sets.
+
+        Args:
+            sets: (N, K) booleans.
+            labels: (N,) column numbers.
+            weights: (N,) weights of the samples; 1 each if not given.
+        """
         labels = check_labels(labels, sets.shape[0], sets.shape[1])
         w = torch.ones(len(labels), dtype=torch.float64) if weights is None else torch.as_tensor(weights).double()
         covered = sets.gather(1, labels[:, None])[:, 0].double()
@@ -151,5 +184,5 @@ class SetTally:
 
     @property
     def mean_size(self) -> float:
-        """Classes a set, on average."""
+        """The mean number of classes in a set."""
         return self.size / self.n if self.n else float("nan")

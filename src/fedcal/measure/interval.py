@@ -1,4 +1,4 @@
-"""A confidence interval of the ECE from bin sums that covers whether the bins' gaps are clear or pure noise.
+"""A confidence interval of the ECE, from bin sums. It covers whether the bins' gaps are clear or nothing but noise.
 
 Let S_b be the sum of (confidence − correct) over the samples in bin b and n·g_b its expectation. The measured ECE is
 T = Σ|S_b| / n, the population's is θ = Σ|g_b|. Because |·| is convex, T exceeds θ on average: by nothing where a gap is
@@ -26,14 +26,17 @@ TINY = 1e-300  # instead of 0 in a denominator
 def ece_interval(
     count: np.ndarray, correct: np.ndarray, confidence_sum: np.ndarray, edges: np.ndarray, level: float
 ) -> tuple[float, float]:
-    """The interval of Σ|confidence_sum − correct| / n, which it always holds; of at least one sample.
+    """A confidence interval of the ECE, Σ|confidence_sum − correct| / n, of at least one sample.
 
     Args:
-        count: samples in each bin.
-        correct: of them, predicted right.
+        count: the number of samples in each bin.
+        correct: how many of them are predicted right.
         confidence_sum: their summed confidence.
         edges: the bins' edges, one more than bins.
-        level: how often the interval is to hold the population's ECE, at least.
+        level: how often the interval contains the population's ECE, at least.
+
+    Returns:
+        The lower and the upper end.
     """
     seen = count > 0
     n, hits = count[seen].astype(np.float64), correct[seen]
@@ -47,16 +50,16 @@ def ece_interval(
 
 
 def critical(level: float) -> float:
-    """How many standard errors an end is away. Only 60 % of the misses that `level` allows are used.
+    """The distance of an end of the interval, in standard errors. It uses only 60 % of the misses that `level` allows.
 
-    The rest is for what the formulas here leave out: without it the coverage would lie around the level, not above it.
+    The rest makes up for what the formulas here leave out: without it, the coverage would be around the level, not above.
     """
     return float(ndtri(1 - 0.3 * (1 - level)))
 
 
 def excess(x: np.ndarray) -> np.ndarray:
     """E|N(x, 1)| − x for x ≥ 0, without loss of digits where x is large."""
-    x = np.minimum(x, 40.0)  # beyond, it is nothing
+    x = np.minimum(x, 40.0)  # beyond, it is zero
     return 2 * (np.exp(-x * x / 2) / np.sqrt(2 * np.pi) - x * ndtr(-x))
 
 

@@ -1,9 +1,10 @@
-"""Metrics of (N, K) probabilities against (N,) labels. Probabilities in, never guessed; float64 sums.
+"""Metrics of probabilities against labels. They take probabilities, never logits, and sum in float64.
 
-(N,) probabilities are those of class 1. Labels are the columns' numbers, or any labels that `classes` names in the order of
-the columns; strings may do without, where all of them occur and the columns are in their sorted order.
+Labels are the columns' numbers, or any labels that `classes` lists in the order of the columns. String labels need no
+`classes` if all of them occur and the columns are in their sorted order.
 
-Each is the pooled value of its set. Over a federation, add up `Tally` (or `Reliability`) and read it there.
+Each metric is of one set of samples. Over a federation, add up each client's `Tally` (or `Reliability`) and read the metric
+from the sum: the mean of the clients' ECEs is not the ECE of their samples.
 """
 
 from __future__ import annotations
@@ -39,14 +40,33 @@ def _top_bins(probs: Any, labels: Any, n_bins: int, classes: Any) -> Reliability
 
 
 def accuracy(probs: Any, labels: Any, *, classes: Any = None) -> float:
-    """Share of samples whose most probable class (the first, on a tie) is the label."""
+    """Share of samples whose most probable class (the first, on a tie) is the label.
+
+    Args:
+        probs: (N, K) probabilities, or (N,) of class 1.
+        labels: (N,) labels.
+        classes: the label of each column, where labels are not the columns' numbers.
+
+    Raises:
+        FedCalError: the arguments do not fit together, or there are no samples.
+    """
     probs, labels = _checked(probs, labels, classes)
     return float((probs.argmax(1) == labels).double().mean())
 
 
 def top_k(scores: Any, labels: Any, k: int = 3, *, classes: Any = None) -> float:
-    """Share of samples whose label is among the k highest scores. Any (N, K) scores do: only their order counts."""
-    scores = check_scores(scores)
+    """Share of samples whose label is among the k highest scores.
+
+    Args:
+        scores: (N, K) scores of any kind, for only their order counts; or (N,) probabilities of class 1.
+        labels: (N,) labels.
+        k: how many scores may be as high.
+        classes: the label of each column, where labels are not the columns' numbers.
+
+    Raises:
+        FedCalError: the arguments do not fit together, or there are no samples.
+    """
+    scores = _checked_scores(scores)
     labels = check_labels_alone(labels, len(scores), scores.shape[1], classes)
     k = check_whole(k, "k")
     if not len(labels):
@@ -54,8 +74,8 @@ def top_k(scores: Any, labels: Any, k: int = 3, *, classes: Any = None) -> float
     return float(rank_of_label(scores, labels).lt(k).double().mean())
 
 
-def check_scores(values: Any) -> Tensor:
-    """(N, K) scores of any kind; of two classes also P(class 1), like elsewhere here."""
+def _checked_scores(values: Any) -> Tensor:
+    """(N, K) scores of any kind, or (N,) probabilities of class 1."""
     scores = as_tensor(values, "scores")
     return (
         check_probs(scores, "scores")
@@ -65,20 +85,38 @@ def check_scores(values: Any) -> Tensor:
 
 
 def rank_of_label(scores: Tensor, labels: Tensor) -> Tensor:
-    """How many classes stand before the label: higher scores, and earlier classes of the same score."""
+    """The number of classes ranked before the label: those with a higher score, and earlier ones with the same score."""
     own = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1]) < labels[:, None]
     return ((scores > own) | ((scores == own) & earlier)).sum(1)
 
 
 def nll(probs: Any, labels: Any, *, classes: Any = None) -> float:
-    """Mean negative log-likelihood; a probability of 0 counts as the smallest positive float32, as everywhere here."""
+    """Mean negative log-likelihood. A probability of 0 counts as the smallest positive float32.
+
+    Args:
+        probs: (N, K) probabilities, or (N,) of class 1.
+        labels: (N,) labels.
+        classes: the label of each column, where labels are not the columns' numbers.
+
+    Raises:
+        FedCalError: the arguments do not fit together, or there are no samples.
+    """
     probs, labels = _checked(probs, labels, classes)
     return float(-log_probs(probs.gather(1, labels[:, None])).mean())
 
 
 def brier(probs: Any, labels: Any, *, classes: Any = None) -> float:
-    """Mean squared distance to the one-hot label, summed over classes (0 … 2)."""
+    """Brier score: the mean squared distance to the one-hot label, summed over classes, from 0 to 2.
+
+    Args:
+        probs: (N, K) probabilities, or (N,) of class 1.
+        labels: (N,) labels.
+        classes: the label of each column, where labels are not the columns' numbers.
+
+    Raises:
+        FedCalError: the arguments do not fit together, or there are no samples.
+    """
     probs, labels = _checked(probs, labels, classes)
     return float(squared_error(probs.double(), labels).mean())
 
@@ -89,17 +127,47 @@ def squared_error(probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
-    """Expected calibration error of the top label: equal-width bins (lo, hi], confidence exactly 1 in the last."""
+    """Expected calibration error (ECE) of the top label, in bins of equal width (lo, hi]; 1 is in the last bin.
+
+    Args:
+        probs: (N, K) probabilities, or (N,) of class 1.
+        labels: (N,) labels.
+        n_bins: the number of confidence bins.
+        classes: the label of each column, where labels are not the columns' numbers.
+
+    Raises:
+        FedCalError: the arguments do not fit together, or there are no samples.
+    """
     return _top_bins(probs, labels, n_bins, classes).ece()
 
 
 def mce(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
-    """Largest gap between confidence and accuracy of any bin."""
+    """Maximum calibration error: the largest gap between confidence and accuracy in any bin of equal width.
+
+    Args:
+        probs: (N, K) probabilities, or (N,) of class 1.
+        labels: (N,) labels.
+        n_bins: the number of confidence bins.
+        classes: the label of each column, where labels are not the columns' numbers.
+
+    Raises:
+        FedCalError: the arguments do not fit together, or there are no samples.
+    """
     return _top_bins(probs, labels, n_bins, classes).mce()
 
 
 def equal_mass_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
-    """ECE over bins of (as nearly as possible) equally many samples, in the order of confidence."""
+    """ECE of the top label in bins that hold equally many samples, or one more, in the order of confidence.
+
+    Args:
+        probs: (N, K) probabilities, or (N,) of class 1.
+        labels: (N,) labels.
+        n_bins: the number of confidence bins.
+        classes: the label of each column, where labels are not the columns' numbers.
+
+    Raises:
+        FedCalError: the arguments do not fit together, or there are no samples.
+    """
     confidence, correct = top_label(*_checked(probs, labels, classes))
     equal_width(n_bins)  # checks n_bins
     order = np.argsort(confidence, kind="stable")
@@ -108,12 +176,22 @@ def equal_mass_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = 
 
 
 def classwise_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
-    """Mean over classes of the ECE of "is it class k?", every class's probability binned (Kull et al. 2019)."""
+    """Mean over classes of the ECE of each class's probability (Kull et al. 2019).
+
+    Args:
+        probs: (N, K) probabilities, or (N,) of class 1.
+        labels: (N,) labels.
+        n_bins: the number of confidence bins.
+        classes: the label of each column, where labels are not the columns' numbers.
+
+    Raises:
+        FedCalError: the arguments do not fit together, or there are no samples.
+    """
     return float(np.mean([one.ece() for one in classwise(*_checked(probs, labels, classes), n_bins)]))
 
 
 def classwise(probs: Tensor, labels: Tensor, n_bins: int = 15) -> tuple[Reliability, ...]:
-    """Each class's reliability: its probability on every sample, against whether the sample is of that class."""
+    """The reliability of each class: its probability on every sample, against whether the sample is of that class."""
     edges = equal_width(n_bins)
     sums = sum(class_sums(p.double().numpy(), y.numpy(), edges) for p, y in blocks(probs, labels))
     return tuple(Reliability(edges, *one) for one in np.asarray(sums))

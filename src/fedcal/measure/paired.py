@@ -1,8 +1,8 @@
-"""By how much two methods' ECEs differ, when both were measured on the same samples: joint sums that add with `+`.
+"""By how much the ECEs of two methods differ on the same samples: joint sums that add with `+`.
 
-Two methods that look at the same samples share most of their noise, so whether their two intervals overlap says little. A
-client sums up, for every pair of bins of any two views (a view: one method's probabilities), the products of their errors
-e = confidence − correct. The sum over clients gives the covariance of all bins' sums, hence the variance of a difference
+Two methods measured on the same samples share most of their noise, so that an overlap of their intervals says little. A
+view is one method's probabilities. For every pair of bins of any two views, a client sums up the products of their errors
+e = confidence − correct. The sum over clients gives the covariance of all bins' sums, and so the variance of a difference
 
     T_a − T_b,    T_v = Σ_bins |S_v| / n
 
@@ -28,25 +28,34 @@ from fedcal.measure.metrics import rank_of_label
 from fedcal.measure.reliability import equal_width, find_bins
 
 PARTS = ("errors", "confidence", "joint", "products")  # of the sums as tensors
-FINEST = 1024  # bins of all views together: beyond, their joint sums would take too much memory
+MOST_BINS = 1024  # of all views together: with more, their joint sums would take too much memory
 Top = tuple[np.ndarray, np.ndarray]  # each sample's confidence, and whether its top class is the label
 Difference = tuple[float, float, float]  # measured, low, high
 
 
 @dataclass(frozen=True, eq=False)
 class Paired:
-    """Sums over samples that several views look at. `a + b` is that of both sample sets together."""
+    """Sums over the samples of several views. `a + b` holds the sums of both sets of samples."""
 
     views: tuple[str, ...]
     n: int
     errors: np.ndarray  # (V, B) Σ e
     confidence: np.ndarray  # (V, B) Σ confidence
-    joint: np.ndarray  # (V, B, V, B) samples that one view puts in this bin, and another in that one
+    joint: np.ndarray  # (V, B, V, B) samples that one view puts into one bin, and another view into another
     products: np.ndarray  # (V, B, V, B) Σ e · e' of those samples
 
     @classmethod
     def of(cls, views: Mapping[str, Top], n_bins: int = 15) -> Paired:
-        """Of each view's confidences and hits, on the same samples in the same order."""
+        """Sum up samples.
+
+        Args:
+            views: by view, each sample's confidence and whether its top class is the label; the same samples in the same
+                order.
+            n_bins: equal-width confidence bins.
+
+        Raises:
+            FedCalError: the views differ in length, or there are none.
+        """
         if not views or len({len(part) for top in views.values() for part in top}) > 1:
             raise FedCalError("views to compare must all have the same samples, and at least one is needed")
         edges = equal_width(n_bins)
@@ -72,7 +81,7 @@ class Paired:
         return Paired(self.views, self.n + other.n, *parts)
 
     def renamed(self, names: Mapping[str, str]) -> Paired:
-        """Of these views only, under other names."""
+        """Keep these views only, under new names."""
         places = [self._place(name) for name in names]
         joint, products = (part[places][:, :, places] for part in (self.joint, self.products))
         return Paired(tuple(names.values()), self.n, self.errors[places], self.confidence[places], joint, products)
@@ -83,12 +92,20 @@ class Paired:
     # --- on the wire -------------------------------------------------------------------------------------------
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """A flat dict of tensors, for a message; `from_tensors` gives exactly these sums back."""
+        """A flat dict of tensors, for a message. `from_tensors` makes exactly these sums of it."""
         return {name: torch.from_numpy(part) for name, part in zip(PARTS, self._sums(), strict=True)}
 
     @classmethod
     def from_tensors(cls, views: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Paired:
-        """The sums of `to_tensors`, once they are known to be ones that samples can give."""
+        """Read what `to_tensors` gave.
+
+        Args:
+            views: the names of the views, in order.
+            tensors: the sums.
+
+        Raises:
+            FedCalError: no samples can give these sums.
+        """
         first = tensors.get("errors")
         bins = first.shape[-1] if first is not None and first.ndim else 0
         for name in PARTS:
@@ -113,7 +130,16 @@ class Paired:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def difference(self, a: str, b: str, level: float = 0.95) -> Difference:
-        """The ECE of view `a` less that of view `b`, and the interval of the population's difference around it."""
+        """The ECE of view `a` minus that of view `b`, and a confidence interval of the population's difference.
+
+        Args:
+            a: the name of a view.
+            b: the name of the view to subtract.
+            level: how often the interval contains the population's difference, at least.
+
+        Returns:
+            The measured difference, and the lower and the upper end of the interval.
+        """
         if not self.n:
             return float("nan"), float("nan"), float("nan")
         both = [self._place(a), self._place(b)]
@@ -122,7 +148,7 @@ class Paired:
         z, n_bins = critical(level), self.errors.shape[1]
         s, size = self.errors[both].ravel(), 2 * n_bins
         products, joint = (t[both][:, :, both].reshape(size, size) for t in (self.products, self.joint))
-        # z² more samples whose prediction turns out otherwise: without them no noise is seen where no error was.
+        # As if z² more samples were predicted the other way: else there is no noise where no error was seen.
         covariance = products + z * z / self.n * joint - np.outer(s, s) / self.n
         deviation = np.sqrt(np.maximum(np.diag(covariance), TINY))
         x = np.abs(s) / deviation
@@ -134,7 +160,7 @@ class Paired:
         bias_a, bias_b = (deviation * largest_bias(x)).reshape(2, n_bins).sum(1)
         value = float(np.abs(s[:n_bins]).sum() - np.abs(s[n_bins:]).sum()) / self.n
         low, high = value - (bias_a + noise) / self.n, value + (bias_b + noise) / self.n
-        (low_a, high_a), (low_b, high_b) = (self._interval(view, level) for view in both)  # which bound it as well
+        (low_a, high_a), (low_b, high_b) = (self._interval(view, level) for view in both)  # they bound it as well
         return value, max(float(low), low_a - high_b), min(float(high), high_a - low_b)
 
     def _interval(self, view: int, level: float) -> tuple[float, float]:
@@ -144,7 +170,7 @@ class Paired:
         return ece_interval(count, correct, confidence, equal_width(len(count)), level)
 
     def _alike(self, a: int, b: int) -> bool:
-        """Whether two views say the same of every sample."""
+        """Whether two views give every sample the same confidence."""
         joint, products = self.joint, self.products
         return bool(
             (joint[a, :, a] == joint[a, :, b]).all()
@@ -167,6 +193,11 @@ def _variance(covariance: np.ndarray, signs: np.ndarray, x: np.ndarray) -> float
     own = 1 - rest * (rest + 2 * np.abs(x)) - slope**2
     weights = signs * slope
     return max(0.0, float(weights @ covariance @ weights + np.diag(covariance) @ own))
+
+
+def comparable(n_views: int, n_bins: int) -> bool:
+    """Whether so many views can be compared: at least two, and with few enough bins in all."""
+    return n_views > 1 and n_views * n_bins <= MOST_BINS
 
 
 def top_of(logits: Tensor, labels: Tensor) -> Top:

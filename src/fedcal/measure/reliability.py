@@ -1,9 +1,9 @@
-"""Reliability: what a client may tell about its calibration, in constant size, adding up with `+`.
+"""Reliability: the calibration of a set of samples as sums of constant size that add with `+`.
 
-A client sends one row of sums a bin: how many samples, how many right, and their summed confidence. The server
-adds the rows. Because confidences are summed in fixed point (two integer limbs, 2⁻⁵² apart), addition is exact:
-the sum over any split of the samples *equals* the pooled one, bit for bit. Averaging clients' ECEs would not do:
-twenty perfectly calibrated clients of 50 samples average to an ECE of 11 %; pooled they measure 2 %.
+A client sends a few sums per bin: how many samples, how many of them predicted right, and their summed confidence. The
+server adds them up. Confidences are summed in fixed point (two integers, the upper and the lower 26 bits), so that addition
+is exact: the sum over any split of the samples *equals* the pooled one, bit for bit. Averaging the clients' ECEs instead
+would be wrong: twenty perfectly calibrated clients of 50 samples average to an ECE of 11 %; pooled they measure 2 %.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
+from fedcal.base.bins import equal_mass
 from fedcal.base.checks import check_measured, check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.interval import ece_interval, mean_deviation
 
-LIMB = 26  # confidence ≈ (high · 2²⁶ + low) / 2⁵², both limbs integers
-ENTRIES = 1 << 18  # of a block of logits or probabilities
+LIMB = 26  # bits: confidence ≈ (high · 2²⁶ + low) / 2⁵², both integers
+ENTRIES = 1 << 18  # numbers in a block of logits or probabilities
 BLOCK = 1 << 15  # samples binned at once: they stay in cache, and float64 adds up 2²⁶ limbs of 26 bits exactly
 
 
 def equal_width(n_bins: int) -> np.ndarray:
-    """The edges of n equal bins on [0, 1]; bin m holds lo < confidence ≤ hi (Definition 3.2), 0 joins the first."""
+    """The edges of n bins of equal width on [0, 1]. A bin holds lo < confidence ≤ hi (Definition 3.2); 0 is in the first."""
     return np.linspace(0.0, 1.0, check_whole(n_bins, "n_bins") + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Sums over samples in confidence bins. `a + b` is the reliability of both sample sets together."""
+    """Sums over the samples in each confidence bin. `a + b` is the reliability of both sets of samples together."""
 
     edges: np.ndarray  # (B + 1,) float64
     count: np.ndarray  # (B,) samples
@@ -45,12 +46,28 @@ class Reliability:
 
     @classmethod
     def of(cls, probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> Reliability:
-        """The top-label reliability of (N, K) probabilities, or (N,) of class 1, and (N,) labels (see metrics.py)."""
+        """The reliability of the top label.
+
+        Args:
+            probs: (N, K) probabilities, or (N,) of class 1.
+            labels: (N,) labels.
+            n_bins: the number of bins, of equal width.
+            classes: the label of each column, where labels are not the columns' numbers.
+
+        Raises:
+            FedCalError: the arguments do not fit together.
+        """
         return cls.of_top(*top_label(*check_measured(probs, labels, classes)), edges=equal_width(n_bins))
 
     @classmethod
     def of_top(cls, confidence: np.ndarray, correct: np.ndarray, edges: np.ndarray) -> Reliability:
-        """From each sample's confidence in [0, 1] and whether it came true."""
+        """The reliability of confidences.
+
+        Args:
+            confidence: each sample's, in [0, 1].
+            correct: whether each sample's prediction is right.
+            edges: the edges of the bins.
+        """
         n_bins = len(edges) - 1
         sums = np.zeros((4, n_bins), np.int64)
         for start in range(0, len(confidence), BLOCK):
@@ -94,7 +111,7 @@ class Reliability:
         return self.high * 2.0**-LIMB + self.low * 2.0 ** (-2 * LIMB)
 
     def gaps(self) -> np.ndarray:
-        """|conf − acc| of each bin, weighted by its share of the samples: they add up to the ECE."""
+        """|confidence − accuracy| of each bin, weighted by its share of the samples. Their sum is the ECE."""
         return np.abs(self.confidence_sum - self.correct) / max(self.n, 1)
 
     def ece(self) -> float:
@@ -102,7 +119,7 @@ class Reliability:
         return float(self.gaps().sum()) if self.n else float("nan")
 
     def mce(self) -> float:
-        """The largest |conf − acc| of any bin."""
+        """Maximum calibration error: the largest |confidence − accuracy| of any bin; NaN without samples."""
         filled = self.count > 0
         return float((self.gaps()[filled] * self.n / self.count[filled]).max()) if self.n else float("nan")
 
@@ -112,9 +129,9 @@ class Reliability:
         return self.confidence_sum / count, self.correct / count
 
     def floor(self) -> float:
-        """The ECE that a perfectly calibrated model with these confidences would measure, on average.
+        """The noise floor: the mean ECE that a perfectly calibrated model with these confidences would measure.
 
-        A bin's hits are then Binomial(n, conf), whose mean absolute deviation has a closed form.
+        Its correct predictions in a bin are Binomial(n, confidence), whose mean absolute deviation has a closed form.
         """
         if not self.n:
             return float("nan")
@@ -122,15 +139,25 @@ class Reliability:
         return float(mean_deviation(self.count, p).sum() / self.n)
 
     def band(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Between which accuracies a perfectly calibrated model's bins would lie; NaN where empty."""
+        """The band of accuracies that sampling noise allows a perfectly calibrated model.
+
+        Args:
+            level: how often a bin's accuracy lies in the band.
+
+        Returns:
+            The lower and the upper end for each bin, NaN where it is empty.
+        """
         tail, n = _tail(level), np.where(self.count > 0, self.count, np.nan)
         p = np.clip(self._filled_confidence(), 0.0, 1.0)
         return binom.ppf(tail, self.count, p) / n, binom.ppf(1 - tail, self.count, p) / n
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Between which values the population's ECE (in the same bins) lies, from the sums alone; holds `ece()` always.
+        """A confidence interval of the population's ECE in the same bins. It always contains `ece()`.
 
-        See `measure/interval.py`: it covers for calibrated models too, whose measured ECE is all noise.
+        See `measure/interval.py`: it also covers calibrated models, whose measured ECE is nothing but noise.
+
+        Args:
+            level: how often the interval contains the population's ECE, at least.
         """
         _tail(level)  # checks it
         if not self.n:
@@ -140,11 +167,11 @@ class Reliability:
         return min(low, here), max(high, here)
 
     def debiased_l2(self) -> float:
-        """Root mean squared gap less the sampling noise (Kumar et al. 2019): 0 where noise explains it all."""
+        """Root mean squared gap without the sampling noise (Kumar et al. 2019): 0 where noise explains all of it."""
         return root(self.debiased_square())
 
     def debiased_square(self) -> float:
-        """Its square, negative as often as noise makes it so: averages of many are to be taken of this."""
+        """The square of `debiased_l2`, which noise can make negative. To average over clients, average this."""
         seen = self.count > 1
         n, hits, conf = self.count[seen], self.correct[seen], self.confidence_sum[seen]
         if not n.size:
@@ -153,17 +180,15 @@ class Reliability:
         return float((n * squared).sum() / n.sum())
 
     def merge_to(self, n_bins: int) -> Reliability:
-        """Neighbouring bins joined until each holds about 1/n of the samples: equal-mass bins from a fine histogram."""
-        n_bins, share = check_whole(n_bins, "n_bins"), np.cumsum(self.count) / max(self.n, 1)
-        cuts = np.unique(np.searchsorted(share, np.arange(1, n_bins) / n_bins - 1e-12) + 1)
-        starts = np.concatenate([[0], cuts[cuts < len(self.count)]])
-        return self._joined(starts)
+        """Bins of equal mass: neighbouring bins are joined until each holds about 1/n of the samples."""
+        return self._joined(equal_mass(self.count, check_whole(n_bins, "n_bins")))
 
     def disclosed(self, min_count: int) -> Reliability:
-        """Fit to be shown: neighbouring bins joined until each holds at least `min_count` samples; none if all hold fewer.
+        """A version to publish: neighbouring bins are joined until each holds at least `min_count` samples.
 
-        Joined rather than left out, so that every sample still counts; the ECE of the joined bins is at most that of the
-        fine ones. Made for sums over clients, when they are published: reliabilities joined differently no longer add.
+        With fewer samples altogether it is empty. Bins are joined and not left out, so that every sample still counts; the
+        ECE of the joined bins is at most that of the fine ones. Use it on the sum over clients: reliabilities whose bins
+        were joined differently do not add.
         """
         min_count, starts, held = check_whole(min_count, "min_count", low=0), [0], 0
         if self.n < min_count:
@@ -188,7 +213,7 @@ class Reliability:
 
 
 def blocks(rows: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Consecutive samples, few enough that work on them stays in a few MB; one empty block where there are none."""
+    """Blocks of consecutive samples, each a few MB large. Without samples there is one empty block."""
     size = max(1, ENTRIES // max(1, rows.shape[1]))
     for start in range(0, max(1, len(labels)), size):
         yield rows[start : start + size], labels[start : start + size]
@@ -201,12 +226,12 @@ def _tail(level: float) -> float:
 
 
 def root(square: float) -> float:
-    """The root of an estimated square, 0 where noise made it negative; NaN stays."""
+    """The square root of an estimate, 0 where noise made the estimate negative; NaN stays NaN."""
     return float(np.sqrt(np.maximum(square, 0.0)))
 
 
 def class_sums(probs: np.ndarray, labels: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Each class's reliability sums, (K, 4, bins): its probability on every sample, against whether it is the label."""
+    """Each class's reliability sums, (K, 4, bins): its probability on every sample, and whether it is the label."""
     n, k = probs.shape
     n_bins = len(edges) - 1
     flat = np.clip(probs.ravel(), 0.0, 1.0)
@@ -229,7 +254,7 @@ def find_bins(confidence: np.ndarray, edges: np.ndarray) -> np.ndarray:
     last = len(edges) - 2
     if not np.array_equal(edges, equal_width(last + 1)):
         return np.searchsorted(edges[1:-1], confidence, side="left")
-    # Equal widths: a product just too small finds the bin, or the one below, which a look at its upper edge puts right.
+    # Equal widths: a product that is slightly too small finds the bin or the one below; its upper edge tells which.
     bins = (confidence * ((last + 1) * (1 - 2.0**-50))).astype(np.int64)
     bins += confidence > edges[1:][bins]
     return bins

@@ -1,7 +1,7 @@
 """Tally: every metric of a set of samples from constant-size sums that add with `+`.
 
-A client makes the tally of its own test set; the sum over clients is the tally of the pooled test set. That is how
-the simulator measures, and how a real federation can: no logit and no label leaves a client.
+A client makes the tally of its own test set; the sum over clients is the tally of the pooled test set. The simulator and
+real federations measure like this: no logit and no label leaves a client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedcal.errors import FedCalError
 from fedcal.measure.metrics import rank_of_label, squared_error
 from fedcal.measure.reliability import Reliability, blocks, class_sums, equal_width, root
 
-# Fine bins for equal-mass ECE: even in log-odds from 1e-3 to 1 − 1e-9, where confidences of good models crowd.
+# Fine bins for the equal-mass ECE: evenly spaced in log-odds from 1e-3 to 1 − 1e-9, dense where confidences are.
 FINE = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(np.log(1e-3), np.log(1e9), 1023))), [1.0]])
 
 PARTS = ("counts", "sums", "classes", "reliability", "fine", "classwise")  # of a tally as tensors
@@ -46,16 +46,22 @@ class Tally:
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, n_bins: int = 15) -> Tally:
-        """From (N, K) calibrated logits: in float64, block by block, for memory's sake.
+        """Tally samples, in float64 and block by block to save memory.
 
-        Ranks are read off the logits, for probabilities underflow.
+        Args:
+            logits: (N, K) calibrated logits. Ranks come from them, because probabilities underflow.
+            labels: (N,) column numbers.
+            n_bins: equal-width confidence bins.
+
+        Raises:
+            FedCalError: a logit is not finite.
         """
         return pooled([cls._of_block(z.double(), y, n_bins) for z, y in blocks(logits, labels)])
 
     @classmethod
     def _of_block(cls, logits: Tensor, labels: Tensor, n_bins: int) -> Tally:
         if not logits.isfinite().all():
-            raise FedCalError("logits are not finite, so the model or a scaler diverged: lower lr or scaler_lr")
+            raise FedCalError("logits are not finite, so the model or a scaler diverged: lower lr, or the method's lr")
         log_probs, rank = logits.log_softmax(dim=1), rank_of_label(logits, labels)
         probs, correct = log_probs.exp(), (rank == 0).numpy()
         confidence = probs.amax(dim=1).numpy() if len(labels) else np.empty(0)
@@ -97,10 +103,11 @@ class Tally:
         )
 
     def summary(self, interval: bool = False, min_count: int = 0) -> dict[str, float]:
-        """The metrics by name, as fractions; an ECE never comes without its noise floor.
+        """The metrics by name, as fractions.
 
-        With `min_count`, only bins of at least so many samples are looked at (see `Reliability.disclosed`), and fewer
-        samples altogether give NaN throughout.
+        Args:
+            interval: whether to add the 95 % interval of the ECE (`ece_low`, `ece_high`).
+            min_count: join bins of fewer samples (see `Reliability.disclosed`). All metrics of fewer samples are NaN.
         """
         hidden = self.n < check_whole(min_count, "min_count", low=0)
         n = float("nan") if hidden else self.n or float("nan")
@@ -126,10 +133,13 @@ class Tally:
         return found
 
     def per_class(self, min_count: int = 0) -> dict[str, np.ndarray]:
-        """Each class's samples, recall (its accuracy), precision, and the ECE of its probability with the noise floor.
+        """Each class's number of samples, recall (its accuracy), precision, and the ECE of its probability with its floor.
 
-        NaN where there is nothing to divide by. With `min_count`, a class of fewer samples shows NaN throughout, also its
-        number of samples, and so does a precision over fewer predictions.
+        Args:
+            min_count: hide classes of fewer samples (all their values are NaN), and precisions of fewer predictions.
+
+        Returns:
+            (K,) values by name, NaN where they are not defined.
         """
         least = max(1, check_whole(min_count, "min_count", low=0))
         shown = self.classwise
@@ -147,7 +157,7 @@ class Tally:
     # --- on the wire -------------------------------------------------------------------------------------------
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """A flat dict of tensors, for a message or a safetensors file; `from_tensors` gives exactly this tally back."""
+        """A flat dict of tensors, for a message or a file. `from_tensors` makes exactly this tally of it."""
         return {
             "counts": torch.tensor([self.n, self.correct, self.top3]),
             "sums": torch.tensor([self.nll, self.brier, self.confidence], dtype=torch.float64),
@@ -159,7 +169,11 @@ class Tally:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Tally:
-        """The tally of `to_tensors`, once its shapes and counts are known to make sense."""
+        """Read what `to_tensors` gave.
+
+        Raises:
+            FedCalError: shapes, types or counts are not those of a tally.
+        """
         kind = {name: torch.float64 if name == "sums" else torch.int64 for name in PARTS}
         wrong = [name for name in PARTS if name not in tensors or tensors[name].dtype != kind[name]]
         if wrong:
@@ -189,9 +203,13 @@ def pooled(tallies: list[Tally]) -> Tally:
 
 
 def over_clients(names: list[str], tallies: list[Tally]) -> dict[str, Any]:
-    """Mean of each metric over the clients that have test samples (equal weights), its spread, and the worst client's ECE.
+    """Mean of each metric over the clients that have samples (equal weights), its spread, and the worst client's ECE.
 
-    Of the debiased error, the root of the mean square.
+    Of the debiased error, it is the root of the mean square.
+
+    Args:
+        names: the clients.
+        tallies: the tally of each client.
     """
     rows = {name: tally.summary() for name, tally in zip(names, tallies, strict=True) if tally.n}
     if not rows:
@@ -201,7 +219,7 @@ def over_clients(names: list[str], tallies: list[Tally]) -> dict[str, Any]:
     means = {key: float(np.mean(values)) if values.size else float("nan") for key, values in defined.items()}
     squares = [tally.reliability.debiased_square() for tally in tallies if tally.n]
     known = [square for square in squares if not math.isnan(square)]
-    # A root of each client's square, 0 where it is negative, would keep the noise that the squares cancel.
+    # The mean of the clients' roots, 0 where a square is negative, would keep the noise that cancels in the squares.
     means["debiased_l2"] = root(float(np.mean(known))) if known else float("nan")
     spread = {key: _spread(values) for key, values in defined.items() if values.size}
     worst = max(rows, key=lambda name: rows[name]["ece"])
@@ -215,7 +233,7 @@ def over_clients(names: list[str], tallies: list[Tally]) -> dict[str, Any]:
 
 
 def _spread(values: np.ndarray) -> dict[str, float]:
-    """How far clients lie apart: standard deviation, extremes, deciles and the median."""
+    """The spread over clients: standard deviation, extremes, deciles and the median."""
     quantiles = np.quantile(values, [0, 0.1, 0.5, 0.9, 1])
     found = dict(zip(("min", "q10", "median", "q90", "max"), map(float, quantiles), strict=True))
     return {"std": float(np.std(values)), **found}

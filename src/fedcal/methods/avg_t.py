@@ -12,29 +12,30 @@ from torch import Tensor
 
 from fedcal.base.logits import Params
 from fedcal.exact.temperature import fit_temperature, temperature
-from fedcal.methods.method import Averaged, Update, mean
+from fedcal.methods.method import Averaged, Draw, Update, mean
 
 
 @dataclass(frozen=True)
 class AvgT(Averaged):
     leaves = "one temperature"
 
+    name: str = "avg-t"
     summary: str = "mean of the clients' temperatures"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return {"temperature": torch.ones((), dtype=torch.float64)}
 
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        return own_temperature(params, logits, labels)
+    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
+        return client_temperature(params, logits, labels)
 
-    def server(self, params: Params, updates: list[Update]) -> Params:
+    def combine(self, params: Params, updates: list[Update]) -> Params:
         return mean(updates)
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return temperature(params, logits)
 
 
-def own_temperature(received: Params, logits: Tensor, labels: Tensor) -> Update:
+def client_temperature(received: Params, logits: Tensor, labels: Tensor) -> Update:
     """A client's temperature; where its samples determine none (one class, separable, too few), the received one."""
     fit = fit_temperature(logits, labels)
     known = received["temperature"] if fit.at_bound else torch.tensor(fit.temperature, dtype=torch.float64)

@@ -9,25 +9,26 @@ import torch
 from torch import Tensor
 
 from fedcal.base.logits import Params, keep_order
-from fedcal.methods.avg_t import own_temperature
-from fedcal.methods.method import Averaged, Update
+from fedcal.methods.avg_t import client_temperature
+from fedcal.methods.method import Averaged, Draw, Update
 
 
 @dataclass(frozen=True)
 class Ens(Averaged):
     leaves = "one temperature"
 
+    name: str = "ens"
     summary: str = "mean of the clients' temperature-scaled probabilities"
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return {"temperatures": torch.ones(1, dtype=torch.float64)}
 
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        update = own_temperature({"temperature": params["temperatures"].mean()}, logits, labels)
+    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
+        update = client_temperature({"temperature": params["temperatures"].mean()}, logits, labels)
         kept = {"temperatures": update.content["temperature"].reshape(1)}
         return Update(update.content, update.n, kept, update.notes)
 
-    def server(self, params: Params, updates: list[Update]) -> Params:
+    def combine(self, params: Params, updates: list[Update]) -> Params:
         return {"temperatures": torch.stack([u.content["temperature"] for u in updates])}
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:

@@ -12,19 +12,24 @@ from typing import Literal
 from torch import Tensor
 
 from fedcal.base.logits import Params
-from fedcal.exact.answers import ALL
+from fedcal.base.query import Query
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
+from fedcal.exact.prepared import ALL
+from fedcal.exact.queries import LinearSums, MatrixBlocks, Start
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import FITTING, TOWARDS, fit_linear, start
-from fedcal.methods.method import Additive
+from fedcal.methods.method import Additive, option
 
 
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
+    queries = (Start, LinearSums, MatrixBlocks)
 
-    family: Literal["bias", "vector", "matrix"] = "bias"
-    ridge: float = 0.1  # towards no bias; for vector and matrix, towards the bias fit
+    name: str = "fed-bias"
+    summary: str = "temperature and class bias, exactly, from sums"
+    family: Literal["bias", "vector", "matrix"] = option("bias", "What is fitted beside the temperature.")
+    ridge: float = option(0.1, "Pull towards no bias; of vector and matrix, towards the bias fit.", low=0)
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)
@@ -33,6 +38,11 @@ class FedLinear(Additive):
             ridge, tol = (self.ridge, FITTING) if family == self.family else (FedLinear.ridge, TOWARDS)
             base[family] = (yield from fit_linear(family, ridge, {ALL: base}, clients, tol=tol))[ALL]
         return {self.family: base[self.family]}
+
+    def params_from(self, query: Query) -> Params:
+        if isinstance(query, LinearSums) and query.family == self.family and ALL in query.at:
+            return {self.family: query.at[ALL]}
+        return {}
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return first_stage(params, logits)

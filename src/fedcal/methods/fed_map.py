@@ -13,29 +13,36 @@ from torch import Tensor
 
 from fedcal.base.logits import Params, keep_order
 from fedcal.exact import maps
-from fedcal.exact.answers import ALL
+from fedcal.exact.prepared import ALL, FoldMap
+from fedcal.exact.queries import BetaSums, Histogram, LinearSums, Start, View
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_beta, fit_linear, histogram, start
 from fedcal.methods.fed_linear import first_stage
-from fedcal.methods.method import Additive
+from fedcal.methods.method import Additive, option
 
 
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss, gradient and Hessian; a histogram of confidences"
+    queries = (Start, LinearSums, BetaSums, Histogram)
 
-    kind: Literal["beta", "hist"] = "beta"
-    lift: Literal["temperature", "top"] = "temperature"
-    pseudo: float = 100.0  # hist: samples a bin that pull it to the identity
+    name: str = "fed-beta"
+    summary: str = "temperature, then a beta map of the top confidence"
+    kind: Literal["beta", "hist"] = option("beta", "The map of the top confidence: a beta map, or a histogram.")
+    lift: Literal["temperature", "top"] = option(
+        "temperature",
+        "How the mapped confidence is reached: by each sample's own temperature, or by its top logit alone.",
+    )
+    pseudo: float = option(100.0, "hist: samples per bin that pull it towards the identity.", low=0)
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)
         fits = yield from fit_linear("temperature", 0.0, {ALL: {}}, clients)
-        watch = {"watch/temperature/all": fits[ALL]}
+        view = View(FoldMap("temperature", fits))
         if self.kind == "beta":
-            found = {"beta": (yield from fit_beta(watch, [ALL]))[ALL]}
+            found = {"beta": (yield from fit_beta(view, [ALL]))[ALL]}
         else:
-            found = {"hist": maps.hist_knots((yield from histogram(watch)).sum(0), self.pseudo)}
+            found = {"hist": maps.hist_knots((yield from histogram(view)).sum(0), self.pseudo)}
         return {"temperature": fits[ALL], **found}
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:

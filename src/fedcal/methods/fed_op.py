@@ -13,23 +13,48 @@ from torch import Tensor
 
 from fedcal.base.logits import BLOCK, Params
 from fedcal.base.seeds import torch_rng
-from fedcal.exact.answers import Site, sum_of
+from fedcal.exact.prepared import Prepared
+from fedcal.exact.queries import SumQuery, sum_of
 from fedcal.exact.solve import Program
-from fedcal.methods.method import Additive, Update
+from fedcal.methods.method import Additive, option
 from fedcal.nets.mlp import init_mlp, order_preserving, unflatten
 from fedcal.nets.train import Adam, EarlyStopping
 
 
 @dataclass(frozen=True)
+class NetGradient(SumQuery):
+    """Loss and gradient of a net on four fifths of the samples, and its loss on the fifth that is kept back."""
+
+    net: Params
+
+    def reply(self, samples: Prepared) -> Params:
+        part = samples.part()
+        held = part.sizes[0]  # the first fold is kept back
+        logits, labels = part.logits, part.y
+        net = {name: value.clone().requires_grad_() for name, value in self.net.items()}
+        with torch.enable_grad():  # whatever the caller's mode
+            blocks = _blocks(logits[held:], labels[held:])
+            parts = [torch.autograd.grad(_summed_nll(net, *block), list(net.values())) for block in blocks]
+        with torch.no_grad():
+            stop_loss = sum_of(_summed_nll(self.net, *block) for block in _blocks(logits[:held], labels[:held]))
+        gradients = (sum_of(of_one) for of_one in zip(*parts, strict=True))
+        counts = {"n": float(len(labels) - held), "stop_n": float(held)}
+        sums = {name: torch.tensor(count, dtype=torch.float64) for name, count in counts.items()}
+        return {**dict(zip(net, gradients, strict=True)), **sums, "stop_loss": stop_loss}
+
+
+@dataclass(frozen=True)
 class FedOP(Additive):
     leaves = "sums of loss and gradient of a K-H-H-K net"
+    queries = (NetGradient,)
 
+    name: str = "fed-op"
     summary: str = "one order-preserving net by summed gradients"
-    rounds: int = 300
-    hidden: int = 16
-    lr: float = 1e-2
-    weight_decay: float = 1e-2
-    patience: int = 30
+    rounds: int = option(300, "Rounds at most.", low=1)
+    hidden: int = option(16, "Units of a hidden layer of the net.", low=1)
+    lr: float = option(1e-2, "Adam's learning rate.", above=0)
+    weight_decay: float = option(1e-2, "Weight decay of the net.", low=0)
+    patience: int = option(30, "Stop after so many rounds without a lower loss on the samples kept back.", low=1)
 
     def program(self, n_classes: int) -> Program:
         net = init_mlp(n_classes, self.hidden, torch_rng(0, "fed-op"))
@@ -38,26 +63,11 @@ class FedOP(Additive):
         adam = Adam(flat, self.lr, decay.double())
         stopping = EarlyStopping(flat, self.patience, margin=1e-6)
         for _ in range(self.rounds - 1):
-            sums = yield unflatten(flat, net)
+            sums = yield NetGradient(unflatten(flat, net))
             if not stopping.goes_on(flat, sums["stop_loss"] / sums["stop_n"].clamp_min(1)):
                 break
             adam.step(torch.cat([sums[name].flatten() for name in net]) / sums["n"].clamp_min(1))
         return unflatten(stopping.best, net)
-
-    def respond(self, question: Params, own: Params, site: Site) -> Update:
-        part = site.part()
-        held = part.sizes[0]  # the first fold is kept back
-        logits, labels = part.logits, part.y
-        net = {name: value.clone().requires_grad_() for name, value in question.items()}
-        with torch.enable_grad():  # whatever the caller's mode
-            blocks = _blocks(logits[held:], labels[held:])
-            parts = [torch.autograd.grad(_summed_nll(net, *block), list(net.values())) for block in blocks]
-        with torch.no_grad():
-            stop_loss = sum_of(_summed_nll(question, *block) for block in _blocks(logits[:held], labels[:held]))
-        gradients = (sum_of(of_one) for of_one in zip(*parts, strict=True))
-        counts = {"n": float(len(labels) - held), "stop_n": float(held)}
-        sums = {name: torch.tensor(count, dtype=torch.float64) for name, count in counts.items()}
-        return Update({**dict(zip(net, gradients, strict=True)), **sums, "stop_loss": stop_loss})
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return order_preserving(params, logits, sorted_input=True)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from fedcal.base.logits import Params
+from fedcal.base.query import Query
+from fedcal.exact.queries import Slope
 from fedcal.exact.solve import Program
 from fedcal.exact.temperature import temperature, temperature_search
 from fedcal.methods.method import Additive
@@ -16,18 +18,23 @@ from fedcal.methods.method import Additive
 @dataclass(frozen=True)
 class FedTS(Additive):
     leaves = "two sums: slope and curvature"
+    queries = (Slope,)
 
+    name: str = "fed-ts"
     summary: str = "the pooled temperature, exactly, from sums"
 
     def program(self, n_classes: int) -> Program:
         search = temperature_search()
         b = next(search)
         while True:
-            slope, curvature = (yield {"slope": torch.tensor(b, dtype=torch.float64)})["slope"].tolist()
+            slope, curvature = (yield Slope(b))["slope"].tolist()
             try:
                 b = search.send((slope, curvature))
             except StopIteration as finished:
                 return {"temperature": torch.tensor(finished.value.temperature, dtype=torch.float64)}
+
+    def params_from(self, query: Query) -> Params:
+        return {"temperature": torch.tensor(1 / query.b, dtype=torch.float64)} if isinstance(query, Slope) else {}
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return temperature(params, logits)

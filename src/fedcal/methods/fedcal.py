@@ -9,14 +9,14 @@ Algorithm 1 prints it, the others' nets never reach it: matching moves no unit w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedcal.base.logits import Params
-from fedcal.methods.method import Averaged, Update, mean
+from fedcal.methods.method import ROUNDS, Averaged, Draw, Update, mean, option
 from fedcal.nets.matching import match, permute, permuted_share
 from fedcal.nets.mlp import init_mlp, order_preserving, plain_mlp
 from fedcal.nets.train import Training, train_scaler
@@ -24,30 +24,50 @@ from fedcal.nets.train import Training, train_scaler
 
 @dataclass(frozen=True)
 class FedCal(Averaged):
+    name: str = "fedcal"
     summary: str = "average of the clients' order-preserving nets"
-    schedule: Literal["interleaved", "post-hoc"] = "post-hoc"
-    rounds: int = 30
-    logits_of: Literal["local", "received"] = "received"
-    hidden: int = 64
-    net: Literal["raw", "sorted", "plain"] = "sorted"  # order-preserving on raw or sorted logits; not preserving it
-    start: Literal["matched", "own", "global"] = "global"  # where training starts: its own net, aligned or not, or π̄
-    shared_init: bool = True  # the first net is the server's; else every client draws its own
-    weights: Literal["equal", "samples"] = "equal"
-    training: Training = field(default_factory=Training)
+    rounds: int = option(30, ROUNDS, low=0)
+    logits_of: Literal["local", "received"] = option(
+        "received",
+        "interleaved: fit on logits of the client's locally trained model, or of the model that it received.",
+    )
+    hidden: int = option(64, "Units of a hidden layer of the net.", low=1)
+    net: Literal["raw", "sorted", "plain"] = option(
+        "sorted", "An order-preserving net on raw or on sorted logits, or one that need not preserve order (plain)."
+    )
+    start: Literal["matched", "own", "global"] = option(
+        "global",
+        "Where a client's training starts: its own net, matched to the global one or as it is, or the global net.",
+    )
+    shared_init: bool = option(True, "All clients start from the server's first net; else each draws its own.")
+    weights: Literal["equal", "samples"] = option("equal", "Weights of the average of the clients' nets.")
+    lr: float = option(Training.lr, "Adam's learning rate.", above=0)
+    steps: int = option(Training.steps, "Adam steps per round at most.", low=0)
+    weight_decay: float = option(Training.weight_decay, "Weight decay of the net.", low=0)
+    patience: int = option(Training.patience, "Stop after so many steps without a lower loss.", low=1)
+    min_samples: int = option(Training.min_samples, "A client with fewer samples does not train.", low=2)
+
+    @property
+    def remembers(self) -> bool:
+        return self.start != "global"
 
     @property
     def leaves(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
         return f"the weights of a K-H-H-K net (H = {self.hidden})"
 
+    @property
+    def training(self) -> Training:
+        return Training(self.lr, self.steps, self.weight_decay, self.patience, self.min_samples)
+
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return init_mlp(n_classes, self.hidden, rng)
 
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        start, notes = self.start_of(params, own, rng)
+    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
+        start, notes = self.start_of(params, memory, draw)
         trained, steps = train_scaler(start, self.apply, logits, labels, self.training)  # line 20
         return Update(trained, len(labels), trained, {**notes, "steps": float(steps)})
 
-    def server(self, params: Params, updates: list[Update]) -> Params:
+    def combine(self, params: Params, updates: list[Update]) -> Params:
         return mean(updates, weighted=self.weights == "samples")  # line 8
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
@@ -55,16 +75,15 @@ class FedCal(Averaged):
             return plain_mlp(params, logits)
         return order_preserving(params, logits, sorted_input=self.net == "sorted")
 
-    def start_of(self, params: Params, own: Params, rng: torch.Generator) -> tuple[Params, dict[str, float]]:
-        """Lines 12–13: π_c ← M(π_c) with M ← WeightMatching(π̄, π_c)."""
-        if not own:
-            own = params if self.shared_init else init_mlp(params["w1"].shape[1], self.hidden, rng)
+    def start_of(self, params: Params, memory: Params, draw: Draw) -> tuple[Params, dict[str, float]]:
+        """Lines 12–13: π_c ← M(π_c) with M ← WeightMatching(π̄, π_c); `memory` is the client's last net π_c."""
         if self.start == "global":
             return params, {}
+        last = memory or (params if self.shared_init else init_mlp(params["w1"].shape[1], self.hidden, draw()))
         if self.start == "own":
-            return own, {}
-        perms = match(own, to=params)
-        return permute(own, perms), {"permuted_share": permuted_share(perms)}
+            return last, {}
+        perms = match(last, to=params)
+        return permute(last, perms), {"permuted_share": permuted_share(perms)}
 
 
 LITERAL: dict[str, Any] = {

@@ -16,7 +16,7 @@ would move decisions at a client, so that with `keep` it has to be asked for: `p
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,11 +25,27 @@ from torch import Tensor
 
 from fedcal.base.folds import FOLDS
 from fedcal.base.logits import BLOCK, Params, keep_order
-from fedcal.base.store import unnest
+from fedcal.base.query import Query
 from fedcal.exact import maps, prior_shift
-from fedcal.exact.answers import ALL, Site
 from fedcal.exact.linear import FAMILIES, centre
-from fedcal.exact.solve import Program, Sums
+from fedcal.exact.prepared import ALL, FoldMap, Prepared
+from fedcal.exact.queries import (
+    BetaSums,
+    CompareMaps,
+    CountsLikelihood,
+    Histogram,
+    LinearSums,
+    MatrixBlocks,
+    Score,
+    Several,
+    Start,
+    StrengthWeights,
+    SumQuery,
+    View,
+    apply_confidence_map,
+    client_counts,
+)
+from fedcal.exact.solve import Program, Sums, with_share
 from fedcal.exact.stages import (
     FITTING,
     Clients,
@@ -37,13 +53,12 @@ from fedcal.exact.stages import (
     choose_map,
     choose_ridge,
     fit_linear,
-    on_part,
+    fit_prior_shift,
     paired,
-    score,
     start,
 )
 from fedcal.methods.fed_linear import first_stage
-from fedcal.methods.method import Additive, Update
+from fedcal.methods.method import Additive, Update, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
 N_CHOOSE = 50_000  # samples that are enough to choose on; what is chosen is fitted on all of them
@@ -53,12 +68,22 @@ MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all th
 @dataclass(frozen=True)
 class FedCalPlus(Additive):
     leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
+    queries = (
+        Start, LinearSums, MatrixBlocks, Score, Several, Histogram, BetaSums, CompareMaps, CountsLikelihood, StrengthWeights,
+    )  # fmt: skip
+    per_sample = False  # likelihoods are of whole clients
 
+    name: str = "fedcal-plus"
     summary: str = "linear map and confidence map by cross-fitting, from sums"
-    accuracy: Literal["improve", "keep"] = "improve"
-    informed: bool = True  # keep: let the best linear map speak for the confidence, though not for the order
-    prior_shift: bool | None = (
-        None  # at clients, shift to their own label distribution; None: where accuracy may improve
+    accuracy: Literal["improve", "keep"] = option(
+        "improve",
+        "Whether calibration may change the model's decisions (improve), or leaves every one as it is (keep).",
+    )
+    informed: bool = option(
+        True, "keep: take the confidence from the best linear map, and not from the temperature alone."
+    )
+    prior_shift: bool | None = option(
+        None, "Shift each client's scaler to its own label distribution; none: only if accuracy is improve."
     )
 
     def program(self, n_classes: int) -> Program:
@@ -71,66 +96,60 @@ class FedCalPlus(Additive):
         if self.accuracy == "keep" and not self.informed:
             families = ()
         share = min(1.0, N_CHOOSE / clients.n)
-        few = clients if share == 1 else (yield from on_part(share, start(n_classes)))
+        few = clients if share == 1 else (yield from with_share(share, start(n_classes)))
         base, fits = yield from choose_family(families, clients, few, share)
         family = next(reversed(base))
-        own_top = self.accuracy == "keep" and family != "temperature"
-        if share < 1 and (own_top or family == "temperature"):  # so far it is that of the few
+        model_top = self.accuracy == "keep" and family != "temperature"
+        if share < 1 and (model_top or family == "temperature"):  # so far it is that of the few
             base |= {"temperature": (yield from fit_linear("temperature", 0.0, {ALL: {}}, clients))[ALL]}
-        chosen = {family: base[family]}
-        kind = "watch-own" if own_top else "watch"
-        watch = {f"{kind}/{family}/{fold}": t for fold, t in fits.items()}
-        found, histogram = yield from choose_map(watch, few, share)
-        stage = {f"stage/{family}/{fold}": t for fold, t in fits.items()}
-        if own_top:
+        chosen, fold_map = {family: base[family]}, FoldMap(family, fits)
+        found, histogram = yield from choose_map(View(fold_map, model_top), few, share)
+        if model_top:
             chosen["order"] = base["temperature"]  # the model's own order, at its own temperature
             chosen["least"] = _least(found, histogram, n_classes)
-        else:
-            stage |= {f"stage-map/{name}": t for name, t in found.items()}
         shifted = self.accuracy == "improve" if self.prior_shift is None else self.prior_shift
-        local = (yield from prior_shift.fit_prior_shift(stage, clients.labels)) if shifted else {}
+        after = {} if model_top else found
+        local = (yield from fit_prior_shift(fold_map, after, clients.labels)) if shifted else {}
         return {**chosen, **found, **local}
 
-    def respond(self, question: Params, own: Params, site: Site) -> Update:
-        if "law" in question:
-            found = {"law/likelihood": prior_shift.counts_likelihood(_counts(site), question["law"])}
-            return Update(found, own=own)
-        if "shift/weights" in question:
-            return self._weigh(question, own, site)
-        return super().respond(question, own, site)
+    def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
+        """Reply as every additive method does.
 
-    def _weigh(self, question: Params, own: Params, site: Site) -> Update:
-        """The clients' weights of the strengths; how likely each one makes their labels is worked out once, and kept."""
-        if "shift/law" in question:
-            law, alpha = question["shift/law"], question["shift/alpha"]
-            own = {"likelihood": prior_shift.shift_likelihood(_staged(question, site), _counts(site), law, alpha)}
-        weights = prior_shift.posterior(own["likelihood"], question["shift/weights"]).sum(0)
-        n = torch.tensor(float(len(own["likelihood"])), dtype=torch.float64)
-        return Update({"shift/posterior": weights, "shift/n": n}, own=own)
+        A client keeps how likely the prior shift makes its labels: it personalises with that. The query holds all that is
+        needed to compute it again, so that losing it costs time and nothing else.
+        """
+        if not isinstance(query, StrengthWeights):
+            return super().reply(query, samples, memory)
+        key = query.key()
+        if "of" not in memory or not torch.equal(memory["of"], key):
+            memory = {"likelihood": query.likelihood(samples), "of": key}
+        return Update(query.weigh(memory["likelihood"]), len(samples.labels), memory)
 
-    def personal(self, params: Params, own: Params, logits: Tensor, labels: Tensor | None) -> Params:
+    def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
         """The shift to the client's own label distribution: from its labels, or estimated where it has none."""
-        if "law" not in params:
+        if "prior" not in params:
             return {}
         if labels is None:
             return {"shift": prior_shift.shift_unlabelled(params, self._posterior(params, logits))}
-        if "likelihood" in own:
-            return {"shift": prior_shift.shift(params, labels, own["likelihood"][0])}
-        site = Site(lambda: (logits, labels))
+        if "likelihood" in memory:
+            return {"shift": prior_shift.shift(params, labels, memory["likelihood"][0])}
         chunks = (
             (self._posterior(params, z), y, torch.zeros_like(y))
             for z, y in zip(*(v.split(max(1, BLOCK // logits.shape[1])) for v in (logits, labels)), strict=True)
         )
-        likelihood = prior_shift.shift_likelihood(chunks, _counts(site), params["law"], params["alpha"])
+        counts = client_counts(Prepared(lambda: (logits, labels)))
+        likelihood = prior_shift.shift_likelihood(chunks, counts, params["prior"], params["alpha"])
         return {"shift": prior_shift.shift(params, labels, likelihood[0])}
 
-    def apply_own(self, params: Params, own: Params, logits: Tensor) -> Tensor:
-        return self._posterior(params, logits) + own["shift"] if "shift" in own else self.apply(params, logits)
+    def apply_personal(self, params: Params, personal: Params, logits: Tensor) -> Tensor:
+        return (
+            self._posterior(params, logits) + personal["shift"] if "shift" in personal else self.apply(params, logits)
+        )
 
     def _posterior(self, params: Params, logits: Tensor) -> Tensor:
         """What the scaler believes of all classes, which a client may shift: without the order that `keep` puts back."""
         u = first_stage({name: t for name, t in params.items() if name in FAMILIES}, logits)
-        return u if "order" in params else _second_stage(u, params)
+        return u if "order" in params else apply_confidence_map(u, params)
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         u = self._posterior(params, logits)
@@ -143,41 +162,27 @@ class FedCalPlus(Additive):
         return keep_order(maps.lift(own, v), logits)
 
 
-def _counts(site: Site) -> Tensor:
-    return prior_shift.label_counts(site.labels, site.client, len(site.counts), site.logits.shape[1])
-
-
-def _staged(question: Params, site: Site) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Out-of-fold logits by the maps that the question holds, labels, and whose they are."""
-    part, family = site.part(), next(name.split("/")[1] for name in question if name.startswith("stage/"))
-    params, found, client, first = unnest(f"stage/{family}", question), unnest("stage-map", question), part.client, 0
-    for chunk in part.chunks():
-        after = first + len(chunk.y)
-        yield _second_stage(chunk.out_of_fold(family, params), found), chunk.y, client[first:after]
-        first = after
-
-
 def choose_family(
     families: tuple[str, ...], clients: Clients, few: Clients, share: float
-) -> Generator[Sums, Sums, tuple[dict[str, Tensor], Fits]]:
+) -> Generator[SumQuery, Sums, tuple[dict[str, Tensor], Fits]]:
     """The chain of fits on all samples, up to the chosen family (its last entry), and that family's fits by fold.
 
     `few` are the clients with a share of their samples, on which the family and its ridges are chosen; the chain's
     temperature, from which nothing else follows, is theirs.
     """
-    temperature, ridges, fits = yield from on_part(share, _compare_families(families, few))
+    temperature, ridges, fits = yield from with_share(share, _compare_families(families, few))
     whole: dict[str, Tensor] = {"temperature": temperature}
     for name in list(fits)[1:]:
-        begin = {ALL: torch.stack([fits[name][str(f)] for f in range(FOLDS)]).mean(0)}
+        begin = {ALL: torch.stack([fits[name][f] for f in range(FOLDS)]).mean(0)}
         whole[name] = (yield from fit_linear(name, ridges[name], {ALL: whole}, clients, begin, FITTING))[ALL]
     return whole, next(reversed(fits.values()))
 
 
 def _compare_families(
     families: tuple[str, ...], clients: Clients
-) -> Generator[Sums, Sums, tuple[Tensor, dict[str, float], dict[str, Fits]]]:
+) -> Generator[SumQuery, Sums, tuple[Tensor, dict[str, float], dict[str, Fits]]]:
     """The temperature of all samples; ridges and fits by fold of the families up to the chosen one."""
-    folds = [str(f) for f in range(FOLDS)]
+    folds = range(FOLDS)
     first = yield from fit_linear("temperature", 0.0, {fold: {} for fold in [*folds, ALL]}, clients)
     base = {fold: {"temperature": first[fold]} for fold in folds}
     ridges, fits = {"temperature": 0.0}, {"temperature": {fold: first[fold] for fold in folds}}
@@ -186,23 +191,15 @@ def _compare_families(
         for fold in folds:
             base[fold][family] = fits[family][fold]
     names = list(fits)
-    sums = yield from score(*fits.items())
+    sums = yield Score(tuple(FoldMap(name, fits[name]) for name in names))
     chosen = 0
     for j in range(1, len(names)):
-        gain, error = paired(sums, "score", clients.n, chosen, j)
-        as_right = chosen > 0 or float(sums["score/hits"][j]) >= float(sums["score/hits"][0])
+        gain, error = paired(sums, clients.n, chosen, j)
+        as_right = chosen > 0 or float(sums["hits"][j]) >= float(sums["hits"][0])
         clients.log[f"{names[j]}_gain"] = gain
         if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:
             chosen = j
     return first[ALL], ridges, {name: fits[name] for name in names[: chosen + 1]}
-
-
-def _second_stage(u: Tensor, found: Params) -> Tensor:
-    """The confidence map, if there is one."""
-    if "beta" not in found and "hist" not in found:
-        return u
-    _, log_p, log_q = maps.top(u)
-    return keep_order(maps.lift(u, maps.map_log_odds(found, log_p, log_q)), u)
 
 
 def _least(found: Params, histogram: Tensor, k: int) -> Tensor:

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from fedcal.base.logits import Params, keep_order
 from fedcal.exact.temperature import T_MAX, T_MIN, fit_temperature
-from fedcal.methods.method import Averaged, Update, mean
+from fedcal.methods.method import ROUNDS, Averaged, Draw, Update, mean, option
 
 
 @dataclass(frozen=True)
 class LRTS(Averaged):
     leaves = "a linear model's K + 1 numbers"
 
+    name: str = "lr-ts"
     summary: str = "temperature predicted from the logits by a linear model (FedAvg)"
-    rounds: int = 20
+    rounds: int = option(20, ROUNDS, low=0)
 
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         return {
@@ -31,7 +32,7 @@ class LRTS(Averaged):
             "bias": torch.ones((), dtype=torch.float64),
         }
 
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
         fit = fit_temperature(logits, labels)
         if fit.at_bound:  # no temperature of its own to regress
             return Update(params, len(labels), params, {"degenerate": 1.0})
@@ -44,7 +45,7 @@ class LRTS(Averaged):
         content = {"weight": fitted[:-1], "bias": fitted[-1]}
         return Update(content, len(labels), content, {"degenerate": 0.0})
 
-    def server(self, params: Params, updates: list[Update]) -> Params:
+    def combine(self, params: Params, updates: list[Update]) -> Params:
         return mean(updates, weighted=True)
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:

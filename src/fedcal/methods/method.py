@@ -1,70 +1,95 @@
-"""What a calibration method is: two halves and a function.
+"""What a calibration method is: a server's half, a client's half, and a function.
 
-    init(n_classes, rng)                          -> params     the server's starting scaler
-    client(params, own, logits, labels, rng)      -> Update     runs where the data is
-    server(params, updates)                       -> params     sees updates only: never a logit, never a label
-    apply(params, logits)                         -> calibrated logits
+    begin(n_classes, rounds, seed)                 -> Fit        the server's half: queries clients, receives their replies
+    reply(query, samples, memory)                  -> Update     the client's half, where the data is
+    apply(params, logits)                          -> calibrated logits
+    personal(params, memory, logits, labels)       -> what a client makes of the final scaler for itself
 
-Where the server only adds updates up (`Additive`), init and server are one `program` that asks and is answered.
+Two families share this shape. `Averaged` methods (the paper's) combine the clients' scalers. `Additive` methods only ever add
+replies up: their fits equal fits on pooled data, and secure aggregation and differential privacy apply to them.
 
-`params`, `own` and an update's content are flat dicts of tensors. One definition serves the simulator (Algorithm 1,
-interleaved with training), rounds on a frozen model, and users' own logits.
+Params, memory and an update's content are flat dicts of tensors. Nothing here does I/O.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedcal.base.logits import Params
-from fedcal.exact.answers import Site, answer
+from fedcal.base.query import Query
+from fedcal.exact.prepared import Prepared
+from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Program
+from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update
+
+Draw = Callable[[], torch.Generator]  # gives a random stream
+ROUNDS = "Rounds of all clients on the final model; of an interleaved method, in addition to the training rounds."
+FIT_ON = "The samples that a client fits on: its held-out calibration split, or its training data."
 
 
-@dataclass(frozen=True)
-class Update:
-    """What leaves a client (`content`, `n`), what stays there (`own`), and remarks for the log (`notes`)."""
-
-    content: Params
-    n: int = 0  # samples, where the server weighs by them
-    own: Params = field(default_factory=dict)  # the client's own scaler, for `apply`; empty: the global one serves
-    notes: dict[str, float] = field(default_factory=dict)
+def option(default: Any, help: str, **rules: float) -> Any:
+    """A field that users may set: its default, one line of meaning, and for numbers the bounds (`low`, `above`)."""
+    return field(default=default, metadata={"help": help, "rules": {**rules, "high": 10**9} if rules else {}})
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A method's shape. Subclasses are final; their fields are the method's options."""
+    """A method's shape. Subclasses are final; those of their fields that are made by `option` are the method's options."""
 
     leaves: ClassVar[str]  # what leaves a client
-    additive: ClassVar[bool] = False  # the server only adds updates up: secure aggregation can do that
+    queries: ClassVar[tuple[type[Query], ...]]  # what its server may ask
+    additive: ClassVar[bool] = False  # the server only adds replies up: secure aggregation can do that
+    per_sample: ClassVar[bool] = True  # additive: every reply is a sum over samples; else some are of whole clients
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
 
+    name: str = ""  # in METHODS
     summary: str = ""
-    schedule: Literal["interleaved", "post-hoc"] = "post-hoc"  # within Algorithm 1, or on the frozen final model only
-    rounds: int = 1  # rounds over all clients on the frozen final model (after an interleaved run: additional ones)
-    logits_of: Literal["local", "received"] = "local"  # interleaved: the model whose logits a client fits on
-    fit_on: Literal["held-out", "train"] = "held-out"  # the client's samples to fit on
-    average: Literal["round", "latest"] = "round"  # the server hears this round's clients, or each one's latest word
+    schedule: Literal["interleaved", "post-hoc"] = "post-hoc"
+    rounds: int = 1
+    logits_of: Literal["local", "received"] = "local"
+    fit_on: Literal["held-out", "train"] = "held-out"
+    average: Literal["round", "latest"] = "round"
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a client's reply builds on what it kept from its last one."""
+        return False
 
     @abstractmethod
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        """One client's half: what the server sent, its own last scaler (empty at first), its samples (at least one)."""
+    def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
+        """Start the server's half."""
+
+    @abstractmethod
+    def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
+        """Reply to a query from a client's samples (at least one) and what it kept from its last reply (empty at first)."""
 
     @abstractmethod
     def apply(self, params: Params, logits: Tensor) -> Tensor:
-        """Calibrated logits."""
+        """Return calibrated logits."""
 
-    def apply_own(self, params: Params, own: Params, logits: Tensor) -> Tensor:
-        """Calibrated logits at a client: its own scaler if it has one, else the global one."""
-        return self.apply(own or params, logits)
+    def apply_personal(self, params: Params, personal: Params, logits: Tensor) -> Tensor:
+        """Return calibrated logits at a client: by its personal scaler if it has one, else by the global one."""
+        return self.apply(personal or params, logits)
 
-    def personal(self, params: Params, own: Params, logits: Tensor, labels: Tensor | None) -> Params:
-        """What a client makes of the final params and its samples, for itself; also one that never took part (its `own`
-        is empty then), or one without labels (None)."""
+    def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
+        """Make a client's personal scaler; empty where the global one serves.
+
+        Args:
+            params: the global scaler.
+            memory: what the client kept from its last reply; empty for a client that took no part.
+            logits: of the client's samples.
+            labels: of the same, or None if it has none.
+        """
+        return {}
+
+    def params_from(self, query: Query) -> Params:
+        """Return the scaler that a query already holds, for a fit that is stopped early; empty if it holds none."""
         return {}
 
 
@@ -72,41 +97,74 @@ class Method(ABC):
 class Averaged(Method):
     """The clients' scalers are combined by the server: the paper's family."""
 
-    @abstractmethod
-    def init(self, n_classes: int, rng: torch.Generator) -> Params:
-        """The server's starting scaler."""
+    queries = (FitScaler,)
+
+    schedule: Literal["interleaved", "post-hoc"] = option(
+        "post-hoc",
+        "Fit within the training rounds (interleaved, as Algorithm 1), or on the final model only (post-hoc).",
+    )
+    rounds: int = option(1, ROUNDS, low=0)
+    logits_of: Literal["local", "received"] = option(
+        "local", "interleaved: fit on logits of the client's locally trained model, or of the model that it received."
+    )
+    fit_on: Literal["held-out", "train"] = option("held-out", FIT_ON)
+    average: Literal["round", "latest"] = option(
+        "round", "Average the scalers of this round's clients, or the latest scaler of every client."
+    )
 
     @abstractmethod
-    def server(self, params: Params, updates: list[Update]) -> Params:
-        """The server's half: the next params."""
+    def init(self, n_classes: int, rng: torch.Generator) -> Params:
+        """Return the server's starting scaler."""
+
+    @abstractmethod
+    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
+        """Fit a client's scaler, given the global one and the client's last; `draw` gives a random stream."""
+
+    @abstractmethod
+    def combine(self, params: Params, updates: list[Update]) -> Params:
+        """Return the next global scaler."""
+
+    def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
+        return AveragingFit(self, n_classes, rounds, seed)
+
+    def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
+        assert isinstance(query, FitScaler)
+        logits, labels = samples.logits.double(), samples.labels
+        return self.fit(query.params, memory, logits, labels, lambda: query.stream(logits, labels))
+
+    def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
+        return memory
+
+    def params_from(self, query: Query) -> Params:
+        return query.params if isinstance(query, FitScaler) else {}
 
 
 @dataclass(frozen=True)
 class Additive(Method):
-    """The clients' updates are only ever added up: exact fits, and what secure aggregation can wrap.
+    """The clients' replies are only ever added up: exact fits, and what secure aggregation can wrap.
 
-    The server's half is a program: it yields what to ask the clients (a flat dict of tensors), is sent the sum of
-    their answers, and in the end returns the scaler's params.
+    The server's half is a program: it yields queries, is sent the sum of the replies, and in the end returns the scaler.
     """
 
     additive = True
 
-    rounds: int = 1000  # at most; the program says when it is done
+    rounds: int = option(1000, "Rounds at most; the fit stops by itself when it is done.", low=1)
+    fit_on: Literal["held-out", "train"] = option("held-out", FIT_ON)
 
     @abstractmethod
     def program(self, n_classes: int) -> Program:
-        """The server's half."""
+        """Run the server's half."""
 
-    def client(self, params: Params, own: Params, logits: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
-        return self.respond(params, own, Site(lambda: (logits, labels)))
+    def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
+        return ExactFit(self, n_classes, rounds)
 
-    def respond(self, question: Params, own: Params, site: Site) -> Update:
-        """The client's half, which draws nothing: a site may be kept from one question to the next."""
-        return Update(answer(question, site), own=own)
+    def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
+        assert isinstance(query, SumQuery)
+        return Update(query.reply(samples), len(samples.labels), memory)
 
 
 def mean(updates: list[Update], weighted: bool = False) -> Params:
-    """The average of the updates' tensors, of equal weight or by sample count, summed in float64."""
+    """Average the updates' tensors in float64, with equal weights or by sample count."""
     weights = torch.tensor([float(u.n) if weighted else 1.0 for u in updates], dtype=torch.float64)
     weights /= weights.sum()
     first = updates[0].content
@@ -114,45 +172,3 @@ def mean(updates: list[Update], weighted: bool = False) -> Params:
         name: torch.tensordot(weights, torch.stack([u.content[name].double() for u in updates]), dims=1).to(value.dtype)
         for name, value in first.items()
     }
-
-
-class Total:
-    """Updates added up as they come: all that the server of an additive method sees.
-
-    Neighbours are added pairwise, then pairs of pairs, and so on: rounding grows with the logarithm of their number, and
-    so does what is held meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._parts: dict[str, list[tuple[int, Tensor]]] = {}  # by name: sums of 2^level updates, level falling
-
-    def add(self, content: Params) -> None:
-        """One more update."""
-        for name, value in content.items():
-            parts, level = self._parts.setdefault(name, []), 0
-            while parts and parts[-1][0] == level:
-                value, level = parts.pop()[1] + value, level + 1
-            parts.append((level, value))
-
-    def sums(self) -> Params:
-        """The sum of each tensor over the updates that hold it."""
-        found = {}
-        for name in sorted(self._parts):
-            *larger, (_, value) = self._parts[name]
-            for _, part in reversed(larger):
-                value = part + value
-            found[name] = value
-        return found
-
-
-def total(updates: list[Update]) -> Params:
-    """The sum of the updates' tensors."""
-    whole = Total()
-    for update in updates:
-        whole.add(update.content)
-    return whole.sums()
-
-
-def n_bytes(params: Params) -> int:
-    """The size of params on the wire."""
-    return sum(value.nbytes for value in params.values())

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedcal.base.logits import Params, keep_order
+from fedcal.base.logits import Params, keep_order, softplus
 
 IDENTITY = math.log(math.e - 1)  # softplus of this is 1
 
@@ -63,13 +63,6 @@ def _ranked(logits: Tensor) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():  # ONNX has no stable sort; how ties are broken does not change their values
         return logits.topk(logits.shape[1], dim=1)
     return logits.sort(dim=1, descending=True, stable=True)
-
-
-def softplus(x: Tensor) -> Tensor:
-    """log(1 + eˣ)."""
-    if torch.compiler.is_compiling():  # onnxruntime has none in float64
-        return x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
-    return torch.nn.functional.softplus(x)
 
 
 def plain_mlp(params: Params, logits: Tensor) -> Tensor:

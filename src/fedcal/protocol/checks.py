@@ -1,117 +1,182 @@
-"""An answer that comes to the server in a file, checked before it is added: one line that names the site and the reason."""
+"""Replies and requests, checked in one place for every transport: each is data from a stranger.
+
+Every refusal is one line that names the client and the reason.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
+from fedcal.base.checks import SPREAD
 from fedcal.base.logits import Params
-from fedcal.errors import FedCalError, unknown
-from fedcal.methods.method import Update, n_bytes
-from fedcal.protocol.plausible import Reply, check_plausible, check_size
-from fedcal.protocol.rounds import plain
+from fedcal.base.query import Query, leaves
+from fedcal.errors import FedCalError
+from fedcal.exact.prepared import Prepared
+from fedcal.exact.queries import Several, SumQuery
+from fedcal.methods import Method
+from fedcal.methods.fit import n_bytes
+from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.plausible import Claim, check_plausible, check_size, parts
 
-SCHEMA = 1  # of federation.json, questions and answers
-HEADER = 1 << 20  # bytes that a file may be larger than its tensors
-KEYS = ("federation", "round", "question", "n_classes", "site", "n")
+FAR = 1000.0  # times what the others send: beyond, an update is refused
+HEADER = 1 << 20  # bytes that a message may be larger than its tensors
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What the answers of this round must be."""
+class Known:
+    """What a client has declared in earlier rounds of a fit."""
 
-    federation: str
-    round: int
-    question: str  # its digest
-    n_classes: int
-    sites: list[str]
-    n: dict[str, int]  # samples that the sites declared in earlier rounds
-    squares: dict[str, float]  # the sums of squared logits that the sites declared in earlier rounds
-    content: Params  # names, shapes and types count
-    asked: Params  # the question itself
-    private: bool = False  # sums are clipped (differential privacy): they need not be what samples give
+    n: int | None = None  # its samples
+    squares: float | None = None  # the sum of its squared logits; the most where it declared it of a share as well
 
-
-def check_file(path: Path, expected: Expected) -> None:
-    """Not larger than an answer can be, asked before it is read."""
-    if not path.is_file():
-        raise FedCalError(f"{path}: no such file")
-    size, most = path.stat().st_size, n_bytes(expected.content) + HEADER
-    if size > most:
-        raise FedCalError(f"{path}: {size} bytes, where an answer has at most {most}: not an answer of this round")
+    def after(self, reply: Reply) -> Known:
+        """Return what is known after one more reply."""
+        declared = reply.content.get("squares")
+        if declared is None or reply.privacy:
+            return replace(self, n=reply.n)
+        return Known(reply.n, max(float(declared), self.squares or 0.0))
 
 
-def check_header(path: Path, header: dict[str, Any], expected: Expected) -> str:
-    """The site, once the answer is known to be one to this question."""
-    if header.get("kind") != "answer" or any(key not in header for key in KEYS):
-        raise FedCalError(f"{path}: not an answer: it must come from `fedcal client answer`")
-    site = header["site"]
-    if header["federation"] != expected.federation:
-        raise FedCalError(f"{path}: {site} answers another federation: ask it to answer this one's question")
-    if site not in expected.sites:
-        raise FedCalError(f"{path}: {unknown('site', site, expected.sites)}")
-    if header["round"] != expected.round:
-        raise FedCalError(f"{path}: {site} answers round {header['round']}, but round {expected.round} is on")
-    if header["n_classes"] != expected.n_classes:
-        raise FedCalError(f"{path}: {site} has {header['n_classes']} classes, the federation {expected.n_classes}")
-    if header["question"] != expected.question:
-        raise FedCalError(f"{path}: {site} answers another question of this round: send it the present one again")
-    n = header["n"]
-    if type(n) is not int or not 1 <= n <= 10**12:
-        raise FedCalError(f"{path}: {site} declares {n!r} samples: a whole number of at least 1 is needed")
-    if expected.n.get(site, n) != n:
-        raise FedCalError(f"{path}: {site} declares {n} samples, but {expected.n[site]} in the round before")
-    return site
+# --- at the server -------------------------------------------------------------------------------------------------------
 
 
-def check_content(site: str, where: str, content: Params, n: int, expected: Expected) -> None:
-    """Names, types, shapes, and values that sums over n samples can have.
+def check_reply(
+    client: str, reply: Reply, request: Request, plan: Plan, known: Known | None, like: Params, noisy: bool
+) -> None:
+    """Refuse a reply that no honest client gives.
 
     Args:
-        site: whose answer it is.
-        where: what errors begin with: the file or node that it came from.
-        content: the answer's tensors.
-        n: the samples that the site declares.
-        expected: what an answer of this round must be.
+        client: whose it is.
+        reply: what came.
+        request: what was asked.
+        plan: of the federation.
+        known: what the client declared before; None: nothing.
+        like: a reply's names, types and shapes (`example_reply`).
+        noisy: whether differential privacy clips or noises replies: their values then need not be what samples give.
+
+    Raises:
+        FedCalError: one line that names the client and the reason.
     """
-    who = f"{where}: {site}"
-    if not content and "share" in expected.asked:  # of which the site may have none
+    if reply.to != request.digest:
+        raise FedCalError(f"{client} replies to another request than that of round {request.round}: ask it again")
+    if known and known.n not in (None, reply.n):
+        raise FedCalError(f"{client} declares {reply.n} samples, but {known.n} in the round before")
+    if not reply.content and (reply.n == 0 or _about_a_share(request.query)):
         return
-    odd = sorted(set(content) ^ set(expected.content))
-    if odd:
-        fault = "lacks" if odd[0] in expected.content else "should not hold"
-        raise FedCalError(f"{who}'s answer {fault} {odd[0]!r}")
-    for name, value in content.items():
-        like = expected.content[name]
-        if value.shape != like.shape or value.dtype != like.dtype:
+    if reply.n < 1:
+        raise FedCalError(f"{client} declares no samples, but replies")
+    if odd := sorted(set(reply.content) ^ set(like)):
+        raise FedCalError(f"{client}'s reply {'lacks' if odd[0] in like else 'should not hold'} {odd[0]!r}")
+    for name, value in reply.content.items():
+        shape, dtype = tuple(like[name].shape), like[name].dtype
+        if plan.method.needs_pooled_data:  # the samples themselves, of which the example has one
+            shape = (reply.n, *shape[1:])
+        if value.shape != shape or value.dtype != dtype:
             raise FedCalError(
-                f"{who}'s answer: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {like.dtype} of "
-                f"{tuple(like.shape)}"
+                f"{client}'s reply: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {dtype} of {shape}"
             )
-    reply = Reply(who, content, n, expected.n_classes, expected.asked, expected.squares.get(site))
-    check_size(reply)
-    if not expected.private:
-        check_plausible(reply)
+    squares = known.squares if known else None
+    for claim in parts(Claim(client, request.query, reply.content, reply.n, plan.n_classes, squares)):
+        check_size(claim)
+        if not noisy:
+            check_plausible(claim)
 
 
-def declared_squares(before: dict[str, float], updates: dict[str, Update]) -> dict[str, float]:
-    """The squared logits of each site, once it has declared them; the most where it did so of a share as well."""
-    found = {name: float(u.content["squares"]) for name, u in updates.items() if "squares" in u.content}
-    return before | {name: max(squares, before.get(name, 0.0)) for name, squares in found.items()}
+def example_reply(method: Method, n_classes: int, query: Query) -> Params:
+    """Return what a client of a single sample would reply: it shows names, shapes and types."""
+    logits, labels = torch.eye(n_classes, dtype=torch.float64)[:1], torch.zeros(1, dtype=torch.int64)
+    about_all = query.about(1.0) if isinstance(query, SumQuery) else query
+    return method.reply(about_all, Prepared(lambda: (logits, labels)), {}).content
 
 
-def digest(params: Params) -> str:
-    """A fingerprint of a question."""
-    whole = hashlib.blake2b(digest_size=16)
-    for name, value in sorted(plain(params).items()):
-        whole.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode() + value.numpy().tobytes())
-    return whole.hexdigest()
+def check_bytes(client: str, size: int, like: Params) -> None:
+    """Refuse a message that is larger than a reply can be, before it is read.
+
+    Raises:
+        FedCalError: which says how large it may be.
+    """
+    most = n_bytes(like) + HEADER
+    if size > most:
+        raise FedCalError(f"{client}: {size} bytes, where a reply has at most {most}: not a reply of this round")
 
 
-def check_name(site: str) -> str:
-    """A site's name is part of file names."""
-    if not site or site.startswith(".") or any(c in site for c in "/\\,\0") or site != site.strip():
-        raise FedCalError(f"{site!r} cannot name a site: use letters, digits, - and _")
-    return site
+def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, Known]) -> dict[str, str]:
+    """Find replies that are far larger than the others', with the reason.
+
+    A sum is measured per sample, a scaler as it is. A sum may be 0 at an honest client, where the model is sure and right: it
+    must be far from the largest of the others'. Clients that have declared their squared logits are left alone: their sums
+    are within what these allow, and these were compared.
+
+    Args:
+        replies: by client.
+        additive: whether they are sums.
+        known: what clients have declared before.
+
+    Returns:
+        The reason by client; empty where all is well.
+    """
+    spoke = {name: reply for name, reply in replies.items() if reply.content}
+    sizes = {name: _largest(reply.content) / (reply.n if additive else 1) for name, reply in spoke.items()}
+    declared = {name for name, of in known.items() if of.squares is not None}
+    return {
+        name: f"{name}'s reply reaches {sizes[name]:.3g}, the others' about {others:.3g}"
+        for name, others in of_others(sizes, max if additive else statistics.median).items()
+        if name not in declared and sizes[name] > FAR * max(1.0, others)
+    }
+
+
+def of_others(sizes: Mapping[str, float], usual: Callable[[list[float]], float]) -> dict[str, float]:
+    """Return for each one what is usual of the others; nothing where there are no others."""
+    if len(sizes) < 2:
+        return {}
+    return {name: usual([v for k, v in sizes.items() if k != name]) for name in sizes}
+
+
+def _largest(content: Params) -> float:
+    return max((float(value.abs().max()) for value in content.values() if value.numel()), default=0.0)
+
+
+def _about_a_share(query: Query) -> bool:
+    if isinstance(query, Several):
+        return any(_about_a_share(part) for part in query.queries)
+    return getattr(query, "share", 1.0) < 1
+
+
+# --- at a client ---------------------------------------------------------------------------------------------------------
+
+
+def check_request(request: Request, method: Method) -> None:
+    """Refuse a request that this method's server never makes.
+
+    Raises:
+        FedCalError: which says what is wrong with it.
+    """
+    queries = request.query.queries if isinstance(request.query, Several) else (request.query,)
+    for query in queries:
+        if type(query) not in method.queries or isinstance(query, Several):
+            kind = type(query).__name__
+            raise FedCalError(
+                f"the server asks for {kind}, which {method.name} never does: do not reply to this server"
+            )
+        for name, leaf in leaves(query):
+            largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
+            if isinstance(leaf, float):
+                largest = abs(leaf)
+            if not largest <= SPREAD**2:  # or not a number
+                raise FedCalError(f"the server's request holds {largest:.3g} in {name!r}: do not reply to this server")
+
+
+def check_client_name(name: str) -> str:
+    """Refuse a name that cannot be part of a file's name.
+
+    Raises:
+        FedCalError: which says what to use.
+    """
+    if not name or name.startswith(".") or any(c in name for c in "/\\,\0") or name != name.strip():
+        raise FedCalError(f"{name!r} cannot name a site: use letters, digits, - and _")
+    return name

@@ -14,9 +14,8 @@ Noise comes from the operating system's entropy, never from a run's seed: who kn
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -24,12 +23,11 @@ from torch import Tensor
 
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.logits import Params
-from fedcal.data.samples import Samples
+from fedcal.base.query import Query
 from fedcal.errors import FedCalError
-from fedcal.methods.fed_linear import FedLinear
-from fedcal.methods.fed_ts import FedTS
-from fedcal.methods.fedcal_plus import FedCalPlus
-from fedcal.methods.method import Additive, Method, Update, total
+from fedcal.exact.prepared import Prepared
+from fedcal.methods import Method, Update
+from fedcal.methods.fit import Total
 
 
 @dataclass(frozen=True)
@@ -81,28 +79,27 @@ class Privacy:
 
     def check(self, method: Method) -> None:
         """Whether this method's updates can be made private so."""
-        if not isinstance(method, Additive):
+        if not method.additive:
             raise FedCalError("privacy is for additive methods (fed-ts, fed-bias, …): `fedcal methods` tells which")
-        if self.unit == "sample" and isinstance(method, FedCalPlus):
-            raise FedCalError("fedcal-plus sends likelihoods of whole clients: choose unit='client', or fed-bias")
+        if self.unit == "sample" and not method.per_sample:
+            raise FedCalError("this method sends likelihoods of whole clients: choose unit='client', or fed-bias")
 
     # --- at a client ---------------------------------------------------------------------------------------------------
 
-    @classmethod
-    def clipping(cls, about: Mapping[str, Any]) -> Privacy | None:
-        """The clipping that a server with central privacy asks for: no noise of the client's own."""
-        return cls(math.inf, clip=about["clip"], unit=about["unit"]) if "clip" in about else None
+    def clipping(self) -> Privacy:
+        """Return the same clipping without noise: what clients of a server with central privacy do."""
+        return Privacy(math.inf, clip=self.clip, unit=self.unit)
 
-    def at_client(
-        self, method: Method, sent: Params, own: Params, samples: Samples, rng: torch.Generator, update: Update
-    ) -> Params:
-        """The update clipped, and noised where this is the client's own policy."""
+    def at_client(self, method: Method, query: Query, samples: Prepared, memory: Params, update: Update) -> Params:
+        """Return the update's content, clipped, and noised where this is the client's own policy."""
         self.check(method)
         if self.unit == "client":
             return self.noised(clipped(update.content, self.clip))
-        rows = zip(samples[0].split(1), samples[1].split(1), strict=True)
-        parts = [method.client(sent, own, z, y, rng) for z, y in rows]
-        return self.noised(total([Update(clipped(part.content, self.clip), 1) for part in parts]))
+        whole = Total()
+        for z, y in zip(samples.logits.double().split(1), samples.labels.split(1), strict=True):
+            alone = Prepared(partial(tuple, (z, y)))
+            whole.add(clipped(method.reply(query, alone, memory).content, self.clip))
+        return self.noised(whole.sums())
 
     # --- the noise -----------------------------------------------------------------------------------------------------
 
@@ -120,23 +117,6 @@ def clipped(content: Params, clip: float) -> Params:
     """All tensors together scaled down to that norm, if they are longer."""
     norm = math.sqrt(sum(float(value.double().square().sum()) for value in content.values()))
     return content if norm <= clip else {name: value * (clip / norm) for name, value in content.items()}
-
-
-def last_question(method: Method) -> str:
-    """What a method asks to the end that has one kind of question there, and whose scaler that question is."""
-    if isinstance(method, FedTS):
-        return "slope"
-    return f"newton/{method.family}/all" if isinstance(method, FedLinear) else ""
-
-
-def stopped(method: Method, question: Params) -> Params:
-    """A scaler from the last question, where a fit is ended from outside: noise keeps Newton from settling."""
-    name = last_question(method)
-    if name not in question:
-        raise FedCalError(
-            "the privacy budget's rounds ended before there was a scaler: give more rounds, or a larger ε"
-        )
-    return {"temperature": 1 / question[name]} if name == "slope" else {name.split("/")[1]: question[name]}
 
 
 def _normal(like: Tensor, rng: torch.Generator) -> Tensor:

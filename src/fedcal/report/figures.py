@@ -1,4 +1,4 @@
-"""The figures. Each `plot_*` draws what its `prepare_*` gives on a Figure of its own; no pyplot."""
+"""The figures. Each `plot_*` draws the data of one `prepare_*` on a new Figure, without pyplot."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fedcal.base.store import write_bytes
+from fedcal.report.numbers import short_percent
 from fedcal.report.prepare import ClientErrors, Curve, MethodErrors, Series, Skew
-from fedcal.report.results import BASELINE, POOLED
+from fedcal.report.results import BASELINE, POOLED, base_name, in_two_lines
 
-# One colour per meaning. The page swaps them for CSS variables, hence dark mode: see svg.py.
+# One colour per meaning. The page replaces them by CSS variables, for its dark mode: see svg.py.
 INK, MUTED, GRID, PAPER = "#1d2229", "#737c88", "#dfe3e8", "#ffffff"
 ACCENT, GAP, NOISE = "#2f6fde", "#e0763a", "#b9c0c9"
 ON_ACCENT = "#fefefe"  # text on a solid accent: the same in light and dark
@@ -67,12 +68,21 @@ styled = mpl.rc_context(STYLE)
 def plot_reliability(
     curves: Sequence[Curve], before: Curve | None = None, legend: bool = True
 ) -> tuple[Figure, np.ndarray]:
-    """Accuracy against confidence, one panel a curve, with `before` behind each; below, how many samples."""
+    """Draw reliability diagrams: accuracy against confidence, and below it the number of samples.
+
+    Args:
+        curves: one panel per curve.
+        before: a curve to draw behind each, the model before calibration.
+        legend: whether to add a legend.
+
+    Returns:
+        The figure and its axes, (2, panels).
+    """
     fig = Figure(figsize=(2.9 * len(curves), 3.5), layout="constrained")
     axes = fig.subplots(2, len(curves), squeeze=False, sharex=True, sharey="row", height_ratios=(4, 1))
     for (top, bottom), curve in zip(axes.T, curves, strict=True):
         _reliability_panel(top, curve, before)
-        # Most samples sit in the last bin: on a linear scale the others would vanish.
+        # Most samples are in the last bin: on a linear scale the others would be invisible.
         bottom.stairs(curve.count, curve.edges, baseline=0.5, fill=True, color=MUTED, alpha=0.55)
         bottom.set(yscale="log", ylim=(0.7, None), xlabel="Confidence")
         bottom.yaxis.set_minor_locator(NullLocator())
@@ -107,32 +117,32 @@ def _reliability_panel(ax: Axes, curve: Curve, before: Curve | None) -> None:
     for ticks in (ax.set_xticks, ax.set_yticks):
         ticks((0, 0.25, 0.5, 0.75, 1), ("0", "", "0.5", "", "1"))
     ax.set(xlim=(0, 1), ylim=(0, 1))
-    ax.set_title(curve.method, fontweight="bold")
+    ax.set_title(in_two_lines(curve.method), fontweight="bold")
     if np.isfinite(curve.ece):
-        ax.set_title(f"ECE {_short(100 * curve.ece)} %", loc="right", color=MUTED)
+        ax.set_title(f"ECE {short_percent(curve.ece)} %", loc="right", color=MUTED)
 
 
 @styled
 def plot_ece(data: MethodErrors) -> tuple[Figure, Axes]:
-    """Global ECE per method, with its 95 % interval and the noise floor."""
+    """Draw the global ECE of each method, with its 95 % interval and its noise floor."""
     fig, ax = _method_rows(data.methods)
     at = np.arange(len(data.methods))
     ece, low, high, floor = (100 * values for values in (data.ece, data.low, data.high, data.floor))
     for y, method in enumerate(data.methods):
         colour = MUTED if method == BASELINE else ACCENT
-        pooled = method == POOLED
+        pooled = base_name(method) == POOLED
         bar = ax.barh(y, ece[y], 0.56, edgecolor=colour, facecolor=PAPER if pooled else colour, alpha=0.8)
         bar[0].set_hatch("/////" if pooled else None)
     reach = np.abs(np.stack([ece - low, high - ece]))
     ax.errorbar(ece, at, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
     _floor_marks(ax, floor)
-    for y, (value, end) in enumerate(zip(ece, np.fmax(ece, high), strict=True)):
+    for y, (value, end) in enumerate(zip(data.ece, np.fmax(ece, high), strict=True)):
         if np.isfinite(value):
-            ax.annotate(_short(value), (end, y), (5, 0), textcoords="offset points", va="center")
+            ax.annotate(short_percent(value), (end, y), (5, 0), textcoords="offset points", va="center")
     ax.set_xlim(0, 1.12 * _largest(high, ece, floor))
     ax.set_xlabel("Global ECE, %")
     handles: list[Artist] = [Line2D([], [], color=INK, linewidth=1, label="95 % interval"), _floor_handle()]
-    if POOLED in data.methods:
+    if POOLED in map(base_name, data.methods):
         label = "sees pooled calibration data"
         handles.append(Patch(facecolor=PAPER, edgecolor=ACCENT, hatch="/////", label=label))
     fig.legend(handles=handles, loc="outside lower left", ncols=3, columnspacing=1.2)
@@ -141,7 +151,7 @@ def plot_ece(data: MethodErrors) -> tuple[Figure, Axes]:
 
 @styled
 def plot_clients(data: ClientErrors) -> tuple[Figure, Axes]:
-    """A dot a client in each method's row; filled where the ECE is above that client's own noise floor."""
+    """Draw the clients' ECEs: one row per method, one dot per client, filled if it is above that client's noise floor."""
     fig, ax = _method_rows(data.methods)
     jitter = (np.arange(len(data.clients)) * 0.618) % 1 - 0.5  # golden ratio: neighbours end up far apart
     ece, floor = 100 * data.ece, 100 * data.floor
@@ -173,7 +183,7 @@ def plot_clients(data: ClientErrors) -> tuple[Figure, Axes]:
 
 @styled
 def plot_skew(data: Skew) -> tuple[Figure, np.ndarray]:
-    """Share of each class in a client's samples, counts written in where they fit, totals beside it."""
+    """Draw the clients' label distributions: each class's share of the samples, counts where they fit, totals beside."""
     n_clients, n_classes = data.counts.shape
     fig = Figure(figsize=(5.2, float(np.clip(0.19 * n_clients + 0.9, 1.9, 5.4))), layout="constrained")
     axes = fig.subplots(1, 2, sharey=True, width_ratios=(5, 1))
@@ -181,7 +191,7 @@ def plot_skew(data: Skew) -> tuple[Figure, np.ndarray]:
     # Alpha, not a fade to white: an empty cell shows the page's own background, light or dark.
     fade = LinearSegmentedColormap.from_list("fade", [(ACCENT, 0.0), (ACCENT, 1.0)])
     top = max(float(data.share.max()), 1e-9)
-    # A square-root scale: with many classes one lonely large share would leave all others pale.
+    # A square-root scale: with many classes a single large share would leave all others pale.
     norm = PowerNorm(0.5, 0, top)
     grid.imshow(data.share, cmap=fade, norm=norm, aspect="auto", interpolation="none")
     if n_clients <= 30 and n_classes <= 12:
@@ -206,7 +216,7 @@ def plot_skew(data: Skew) -> tuple[Figure, np.ndarray]:
 
 @styled
 def plot_training(series: Series) -> tuple[Figure, Axes]:
-    """One quantity by round."""
+    """Draw one quantity by training round."""
     fig = Figure(figsize=(2.9, 2.1), layout="constrained")
     ax = fig.subplots()
     marker = "o" if len(series.rounds) == 1 else None
@@ -220,7 +230,15 @@ def plot_training(series: Series) -> tuple[Figure, Axes]:
 
 @styled
 def save(fig: Figure, path: str | Path) -> Path:
-    """PNG, SVG or PDF by the path's ending; the same figure gives the same bytes."""
+    """Save a figure. The same figure gives the same bytes.
+
+    Args:
+        fig: the figure.
+        path: the file; its ending (.png, .svg or .pdf) is the format.
+
+    Returns:
+        The path.
+    """
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
     date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
@@ -231,10 +249,10 @@ def save(fig: Figure, path: str | Path) -> Path:
 
 
 def _method_rows(methods: Sequence[str]) -> tuple[Figure, Axes]:
-    """A horizontal row a method, the first on top."""
+    """An empty chart with one horizontal row per method, the first on top."""
     fig = Figure(figsize=(4.8, 0.3 * len(methods) + 0.95), layout="constrained")
     ax = fig.subplots()
-    ax.set_yticks(np.arange(len(methods)), list(methods), color=INK)
+    ax.set_yticks(np.arange(len(methods)), [in_two_lines(method) for method in methods], color=INK)
     ax.set_ylim(len(methods) - 0.45, -0.55)
     ax.grid(axis="y", visible=False)
     return fig, ax
@@ -249,18 +267,13 @@ def _floor_handle(label: str = "noise floor") -> Line2D:
     return Line2D([], [], color=GAP, linewidth=1.6, label=label)
 
 
-def _short(value: float) -> str:
-    """A percentage for a label: a second digit only where the first would say little."""
-    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
-
-
 def _largest(*arrays: np.ndarray) -> float:
-    """The largest finite value; 1 when there is none, so that an empty chart still has an axis."""
+    """The largest finite value; 1 if there is none, so that an empty chart still has an axis."""
     finite = np.concatenate([a[np.isfinite(a)].ravel() for a in arrays])
     return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
 
 
 def _sparse(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
-    """Tick positions and labels: every name, or every n-th when there are more than `most`."""
+    """Tick positions and labels: every name, or every n-th if there are more than `most`."""
     step = -(-len(names) // most)
     return list(range(0, len(names), step)), list(names[::step])

@@ -1,4 +1,4 @@
-"""RUN/report.html: one self-contained file, the same bytes for the same run."""
+"""RUN/report.html: one self-contained file. The same run gives the same bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from fedcal.base.store import write_bytes
 from fedcal.errors import unknown
 from fedcal.report import figures, prepare, tables, words
+from fedcal.report.numbers import percent, size
 from fedcal.report.results import BASELINE, Results, Run, load
 from fedcal.report.svg import inline
 
@@ -19,13 +20,24 @@ FIGURE_KINDS = ("png", "svg", "pdf")
 
 
 def write(run_dir: str | Path) -> Path:
-    """Write the page of a finished run; a reader never sees half a file."""
+    """Write RUN/report.html.
+
+    Args:
+        run_dir: the folder of a finished run.
+
+    Returns:
+        The page.
+
+    Raises:
+        FedCalError: a file of the run is missing or damaged.
+    """
     page = Path(run_dir) / "report.html"
     write_bytes(page, render(load(run_dir)).encode())
     return page
 
 
 def render(run: Run) -> str:
+    """The page as HTML."""
     return (
         environment()
         .get_template("page.html.j2")
@@ -46,7 +58,7 @@ def render(run: Run) -> str:
 
 
 def environment() -> Environment:
-    """The templates of this folder."""
+    """Jinja with the templates of this folder; all text is escaped."""
     found = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -54,17 +66,17 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"percent": tables.percent, "size": tables.size}
+    found.filters |= {"percent": percent, "size": size}
     return found
 
 
 def draw(run: Run) -> dict[str, tuple[Figure, str]]:
-    """Every figure of a run by its key, with the sentence that describes it."""
+    """Every figure of a run by its file name, with a sentence that describes it."""
     results, d = run.results, tables.digits(run.results)
     curves = {name: prepare.prepare_reliability(results, name) for name in results["methods"]}
     drawn: dict[str, tuple[Figure, str]] = {}
     for name, curve in curves.items():
-        error = tables.percent(results["methods"][name]["global"]["ece"], d)
+        error = percent(results["methods"][name]["global"]["ece"], d)
         figure, _ = figures.plot_reliability([curve], curves.get(BASELINE), legend=False)
         drawn[f"reliability-{name}"] = figure, f"Reliability diagram of {name}: ECE {error} %"
     for group, scaler in (("local", "with the global scaler"), ("own", "with the client's own scaler")):
@@ -78,11 +90,28 @@ def draw(run: Run) -> dict[str, tuple[Figure, str]]:
 
 
 def save_all(run_dir: str | Path, folder: str | Path, kind: str = "png") -> list[Path]:
-    """Save every figure of a run as a file of its own."""
+    """Save every figure of a run as a file.
+
+    Args:
+        run_dir: the folder of a finished run.
+        folder: where to save them.
+        kind: png, svg or pdf.
+
+    Returns:
+        The files.
+
+    Raises:
+        FedCalError: the format is unknown, or a file of the run is missing or damaged.
+    """
     if kind not in FIGURE_KINDS:
         raise unknown("figure format", kind, FIGURE_KINDS)
     drawn = draw(load(run_dir))
-    return [figures.save(fig, Path(folder) / f"{key}.{kind}") for key, (fig, _) in drawn.items()]
+    return [figures.save(fig, Path(folder) / f"{_file_name(key)}.{kind}") for key, (fig, _) in drawn.items()]
+
+
+def _file_name(key: str) -> str:
+    """A figure's key without blanks and brackets: "reliability-fedcal-plus,keep"."""
+    return key.replace(" (", ",").replace(", ", ",").removesuffix(")")
 
 
 def _figures(run: Run) -> dict[str, Any]:
@@ -118,8 +147,8 @@ def _tiles(results: Results) -> list[dict[str, str]]:
     return [
         {
             "title": title,
-            "before": tables.percent(uncal[group][key], d) if uncal and name != BASELINE else "",
-            "after": tables.percent(method[group][key], d),
+            "before": percent(uncal[group][key], d) if uncal and name != BASELINE else "",
+            "after": percent(method[group][key], d),
             "under": under,
         }
         for title, group, key, under in asked
@@ -127,8 +156,9 @@ def _tiles(results: Results) -> list[dict[str, str]]:
 
 
 def _settings(results: Results) -> list[tuple[str, str]]:
+    methods = [method.get("spec", name) for name, method in results["methods"].items()]
     config = [
-        (key.replace("_", " "), _short(value) if isinstance(value, list) else str(value))
+        (key.replace("_", " "), _short(methods) if key == "method" else str(value))
         for key, value in results["config"].items()
         if value is not None
     ]

@@ -1,4 +1,4 @@
-"""The numbers behind each figure: pure functions of the results, NaN where a value is undefined."""
+"""The data of each figure: functions of the results alone, NaN where a value is undefined."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _floats(values: Sequence[Any]) -> Floats:
 
 @dataclass(frozen=True)
 class Curve:
-    """A reliability diagram: one entry a bin. `low`..`high` holds 95 % of perfectly calibrated models."""
+    """A reliability diagram, one entry per bin. 95 % of perfectly calibrated models are between `low` and `high`."""
 
     method: str
     ece: float
@@ -33,11 +33,12 @@ class Curve:
 
     @property
     def in_band(self) -> NDArray[np.bool_]:
-        """Bins whose gap is no larger than what sampling alone gives."""
+        """The bins whose gap may be sampling noise."""
         return (self.low <= self.accuracy) & (self.accuracy <= self.high)
 
 
 def prepare_reliability(results: Results, method: str) -> Curve:
+    """The reliability diagram of a method's global scaler."""
     r = results["methods"][method]["reliability"]
     fields = ("edges", "count", "confidence", "accuracy", "low", "high")
     ece = float(_floats([results["methods"][method]["global"]["ece"]])[0])
@@ -46,7 +47,7 @@ def prepare_reliability(results: Results, method: str) -> Curve:
 
 @dataclass(frozen=True)
 class MethodErrors:
-    """Global ECE: one entry a method."""
+    """The global ECE, one entry per method."""
 
     methods: list[str]
     ece: Floats
@@ -56,6 +57,7 @@ class MethodErrors:
 
 
 def prepare_ece(results: Results) -> MethodErrors:
+    """Every method's global ECE, its interval and its noise floor."""
     scores = [m["global"] for m in results["methods"].values()]
     keys = ("ece", "ece_low", "ece_high", "ece_floor")
     return MethodErrors(list(results["methods"]), *(_floats([s.get(k) for s in scores]) for k in keys))
@@ -63,7 +65,7 @@ def prepare_ece(results: Results) -> MethodErrors:
 
 @dataclass(frozen=True)
 class ClientErrors:
-    """ECE on each client's own test set: methods by clients."""
+    """The ECE on each client's test set: methods by clients."""
 
     group: str  # "local": the global scaler; "own": the client's own scaler
     methods: list[str]
@@ -72,11 +74,12 @@ class ClientErrors:
     floor: Floats
 
     def worst(self, method: int) -> int | None:
-        """Index of the client with the largest ECE; None when no client has test samples."""
+        """The index of the client with the largest ECE; None if no client has test samples."""
         return None if np.isnan(self.ece[method]).all() else int(np.nanargmax(self.ece[method]))
 
 
 def prepare_clients(results: Results, group: str) -> ClientErrors:
+    """Every method's ECE at every client, under the global scaler (`local`) or each client's own (`own`)."""
     per_method = [m["clients"][group] for m in results["methods"].values()]
     return ClientErrors(
         group,
@@ -89,7 +92,7 @@ def prepare_clients(results: Results, group: str) -> ClientErrors:
 
 @dataclass(frozen=True)
 class Skew:
-    """Who holds which labels: clients by classes. A client without samples has share 0 everywhere."""
+    """The label distributions: clients by classes. A client without samples has a share of 0 everywhere."""
 
     clients: list[str]
     classes: list[str]
@@ -97,9 +100,10 @@ class Skew:
     share: Floats
 
 
-def prepare_skew(results: Results, split: str = "train") -> Skew:
+def prepare_skew(results: Results) -> Skew:
+    """The clients' label distributions in their training samples."""
     data = results["data"]
-    counts = np.array(data[f"{split}_counts"], dtype=np.int64)
+    counts = np.array(data["train_counts"], dtype=np.int64)
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return Skew(list(data["clients"]), list(data["classes"]), counts, share)
 
@@ -108,13 +112,14 @@ def prepare_skew(results: Results, split: str = "train") -> Skew:
 class Series:
     """One quantity by training round."""
 
-    key: str  # in a file's name
+    key: str  # part of the file's name
     title: str
     rounds: Floats
     values: Floats
 
 
 def prepare_training(rounds: Sequence[dict[str, Any]]) -> list[Series]:
+    """Training loss, accuracy and ECE by round."""
     at = _floats([r["round"] for r in rounds])
     loss, accuracy, ece = (_floats([r[key] for r in rounds]) for key in ("loss", "accuracy", "ece"))
     return [

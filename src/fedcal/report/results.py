@@ -1,4 +1,4 @@
-"""What a finished run left on disk, checked once here so that the rest of the report can trust it."""
+"""The files of a finished run, checked once here so that the rest of the report can rely on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedcal.errors import FedCalError
-from fedcal.methods import METHODS
+from fedcal.methods import METHODS, method_from_json
+from fedcal.methods.spec import short_label
 from fedcal.simulate.config import SCHEMA
 
 BASELINE = "uncal"
@@ -33,21 +34,35 @@ Verdict = Literal["lower", "higher", "unclear"]
 
 @dataclass(frozen=True)
 class Run:
+    """The content of results.json and rounds.jsonl."""
+
     results: Results
     rounds: list[dict[str, Any]]
 
 
 def load(run_dir: str | Path) -> Run:
-    """`results.json` and `rounds.jsonl` of a run folder; a FedCalError names the file that is no good."""
+    """Read `results.json` and `rounds.jsonl` of a run folder. Methods are in the order of `METHODS`, by short labels.
+
+    Args:
+        run_dir: the folder of a finished run.
+
+    Raises:
+        FedCalError: a file is missing or damaged; the message names it.
+    """
     run_dir = Path(run_dir)
     return Run(_load_results(run_dir / "results.json"), _load_rounds(run_dir / "rounds.jsonl"))
 
 
 def compare(results: Results, name: str, other: str) -> Verdict:
-    """Whether a method's global ECE is lower or higher than another's, as far as the 95 % interval of the difference says.
+    """Whether a method's global ECE is lower or higher than another's: the 95 % interval of the difference must not hold 0.
 
-    The difference is of the same samples. Where it is not known (a Flower run), two separate 95 % intervals must be apart,
+    The difference is of the same samples. Where it was not measured, the methods' two 95 % intervals must not overlap,
     which tells fewer methods apart.
+
+    Args:
+        results: the content of results.json.
+        name: the method.
+        other: the method to compare it with.
     """
     mine, yours = (results["methods"][method]["global"] for method in (name, other))
     low, high = _difference(mine, yours, other)
@@ -87,10 +102,41 @@ def _load_results(path: Path) -> Results:
             missing = [k for k in inside if not isinstance(part, dict) or k not in part]
             if missing:
                 raise FedCalError(f"{path}: methods.{name}.{key} has no {', '.join(missing)}: repeat the run")
-    # The file's keys are sorted; people know the methods in the order of the paper, baselines first.
+    return results | {"methods": _labelled(results["methods"])}
+
+
+def _labelled(methods: dict[str, Any]) -> dict[str, Any]:
+    """The methods by short labels, "fedcal-plus (keep)" for "fedcal-plus:accuracy=keep".
+
+    The keys of the file are sorted by name; readers expect the order of the paper, baselines first.
+    """
     place = {name: i for i, name in enumerate(METHODS)}
-    methods = sorted(results["methods"].items(), key=lambda item: place.get(item[0], len(place)))
-    return results | {"methods": dict(methods)}
+    names = sorted(methods, key=lambda spec: (place.get(spec.partition(":")[0], len(place)), spec))
+    labels = {spec: _label(spec, methods[spec]) for spec in names}
+    found = {}
+    for spec, label in labels.items():
+        whole = dict(methods[spec]["global"])
+        if "ece_against" in whole:
+            whole["ece_against"] = {labels.get(other, other): d for other, d in whole["ece_against"].items()}
+        found[label] = methods[spec] | {"spec": spec, "global": whole}
+    return found
+
+
+def _label(spec: str, about: dict[str, Any]) -> str:
+    try:
+        return short_label(method_from_json(about))
+    except FedCalError:  # a method of another version
+        return spec
+
+
+def base_name(label: str) -> str:
+    """The method's name without its options."""
+    return label.partition(" (")[0]
+
+
+def in_two_lines(label: str) -> str:
+    """A label with its options on a second line."""
+    return label.replace(" (", "\n(")
 
 
 def _load_rounds(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A figure as inline SVG: colours become CSS variables (dark mode), ids stay unique on a page."""
+"""Figures as inline SVG: colours become CSS variables (for the dark mode), ids are unique on a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ THEME = {
 
 
 def inline(fig: Figure, key: str, label: str) -> str:
-    """SVG markup for an HTML page; `key` salts the ids and must differ between the figures of one page."""
+    """SVG markup for an HTML page.
+
+    Args:
+        fig: the figure.
+        key: makes ids unique; it must differ between the figures of a page.
+        label: what a screen reader says; it is escaped.
+    """
     buffer = io.StringIO()
     with mpl.rc_context(figures.STYLE), mpl.rc_context({"svg.hashsalt": key}):
         fig.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

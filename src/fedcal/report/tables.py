@@ -1,4 +1,4 @@
-"""The key table, for the terminal, Markdown and LaTeX. Every cell is defined once, in `COLUMNS`."""
+"""The table of all methods, for the terminal, Markdown, LaTeX and HTML. Every column is defined once, in `COLUMNS`."""
 
 from __future__ import annotations
 
@@ -10,43 +10,31 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedcal.report.results import POOLED, Results, compare
+from fedcal.report.booktabs import Bold, latex_table
+from fedcal.report.numbers import number, percent, size
+from fedcal.report.results import POOLED, Results, base_name, compare, in_two_lines
 
 
 @dataclass(frozen=True)
 class Column:
+    """A column: its title, and how to write a cell."""
+
     title: str
     cell: Callable[[dict[str, Any], int], str]  # (one method's results, digits of a percentage) -> text
-    bold: bool = False  # whether the best method stands out in this column
+    bold: bool = False  # whether the best methods are bold in this column
 
 
 @dataclass(frozen=True)
 class Row:
+    """A method's cells, and whether it is among the best."""
+
     method: str
     cells: list[str]
     best: bool
 
 
-def percent(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f}"
-
-
-def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def size(count: float | None) -> str:
-    """Bytes for people: 8 B, 19.0 kB, 540 kB, 1.2 MB."""
-    if count is None:
-        return "–"
-    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.{1 if count < 100 * scale else 0}f} {unit}"
-    return f"{count:.0f} B"
-
-
 def digits(results: Results) -> int:
-    """Digits of a percentage: the second one is noise unless the test set is large."""
+    """The digits of a percentage: the second one is noise unless the test set is large."""
     return 2 if max(m["global"].get("n") or 0 for m in results["methods"].values()) >= 5000 else 1
 
 
@@ -78,14 +66,14 @@ COLUMNS = (
 
 
 def columns(results: Results) -> list[Column]:
-    """Those that say something: of three classes or fewer, every label is among the top three."""
+    """The columns to show: not the top-3 accuracy of three classes or fewer, which is always 100 %."""
     few = len(results["data"]["classes"]) <= 3
     return [column for column in COLUMNS if not (few and column.title == TOP3)]
 
 
 def lowest(results: Results) -> str | None:
     """The method with the lowest global ECE among those that need no pooled validation set."""
-    eces = {name: m["global"]["ece"] for name, m in results["methods"].items() if name != POOLED}
+    eces = {name: m["global"]["ece"] for name, m in results["methods"].items() if base_name(name) != POOLED}
     known = {name: ece for name, ece in eces.items() if ece is not None}
     return min(known, key=known.__getitem__) if known else None
 
@@ -93,18 +81,19 @@ def lowest(results: Results) -> str | None:
 def best(results: Results) -> set[str]:
     """The method with the lowest global ECE, and those that the test samples do not tell apart from it.
 
-    None where that would be all of several: then no method stands out.
+    Empty if these are all of several methods: then none is better.
     """
     least = lowest(results)
     if least is None:
         return set()
-    known = [name for name, m in results["methods"].items() if name != POOLED and m["global"]["ece"] is not None]
+    rivals = [name for name in results["methods"] if base_name(name) != POOLED]
+    known = [name for name in rivals if results["methods"][name]["global"]["ece"] is not None]
     found = {least} | {name for name in known if compare(results, name, least) == "unclear"}
     return set() if len(found) == len(known) > 1 else found
 
 
 def note(results: Results) -> str:
-    """What the marks in the table mean."""
+    """Explain the table: what is bold, the brackets, the floor."""
     pooled = f" ({POOLED} looks at pooled calibration data: a reference)" if POOLED in results["methods"] else ""
     marks = (
         "Bold: the lowest global ECE, and every one that cannot be told apart from it on the same samples,"
@@ -128,7 +117,7 @@ def rows(results: Results) -> list[Row]:
 
 
 def terminal(results: Results) -> Table:
-    """The table for rich; second values go on a line of their own, so that it is about 80 columns wide."""
+    """The table for rich. Second values are on a line of their own, so that it is about 80 columns wide."""
 
     def stacked(text: str) -> str:
         return escape(text.replace(" [", "\n[").replace(" / ", "\n"))
@@ -136,72 +125,52 @@ def terminal(results: Results) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, caption=note(results), caption_justify="left")
     table.add_column("Method", no_wrap=True)
     shown, body = columns(results), rows(results)
-    for number, column in enumerate(shown):  # lines may be broken between words only
-        words = " ".join([column.title, *(row.cells[number] for row in body)]).split()
+    for i, column in enumerate(shown):  # break lines between words only
+        words = " ".join([column.title, *(row.cells[i] for row in body)]).split()
         widest = max(len(word) for word in words)
         title = column.title.replace(" ", "\n", 1) if column.bold else column.title
         table.add_column(title, justify="right", no_wrap=column.bold, min_width=widest)
     for row in body:
-        table.add_row(escape(row.method), *_marked(row, shown, "[bold]{}[/bold]", stacked))
+        table.add_row(
+            escape(narrow(row.method)), *_marked(row, shown, lambda text: f"[bold]{stacked(text)}[/bold]", stacked)
+        )
     return table
 
 
+def narrow(label: str, width: int = 14) -> str:
+    """A label in lines of about that width, broken between options and, if need be, before an option's value."""
+    lines = in_two_lines(label).replace(", ", ",\n").splitlines()
+    return "\n".join(line if len(line) <= width else line.replace("=", "=\n") for line in lines)
+
+
 def markdown(results: Results) -> str:
+    """A Markdown table with its note."""
+
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
+    def bold(text: str) -> str:
+        return f"**{_escape_markdown(text)}**"
+
     shown = columns(results)
     head = [line(["Method", *(c.title for c in shown)]), line(["---", *("---:" for _ in shown)])]
-    body = [
-        line([_escape_markdown(row.method), *_marked(row, shown, "**{}**", _escape_markdown)]) for row in rows(results)
-    ]
+    body = [line([_escape_markdown(row.method), *_marked(row, shown, bold, _escape_markdown)]) for row in rows(results)]
     return "\n".join([*head, *body, "", note(results), ""])
 
 
 def latex(results: Results) -> str:
-    """A booktabs table body with its note; needs `\\usepackage{booktabs}`."""
-
-    def line(cells: list[str]) -> str:
-        return f"{' & '.join(cells)} \\\\"
-
+    """A LaTeX table with its note; it needs `\\usepackage{booktabs}`."""
     shown = columns(results)
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{l{'r' * len(shown)}}}",
-            r"\toprule",
-            line(["Method", *(_escape_latex(c.title) for c in shown)]),
-            r"\midrule",
-            *(
-                line([_escape_latex(row.method), *_marked(row, shown, r"\textbf{{{}}}", _escape_latex)])
-                for row in rows(results)
-            ),
-            r"\bottomrule",
-            r"\end{tabular}",
-            rf"\par\smallskip{{\footnotesize {_escape_latex(note(results))}}}",
-            "",
-        ]
-    )
+    body = [[row.method, *_marked(row, shown, Bold)] for row in rows(results)]
+    return latex_table(["Method", *(c.title for c in shown)], body, note=note(results))
 
 
-def _marked(row: Row, shown: list[Column], bold: str, escape: Callable[[str], str]) -> list[str]:
-    """The escaped cells; in the best rows the column that decides is set with the template `bold`."""
+def _marked(row: Row, shown: list[Column], bold: Callable[[str], str], plain: Callable[[str], str] = str) -> list[str]:
+    """The cells; in the best rows the column that decides goes through `bold`, all others through `plain`."""
     return [
-        bold.format(escape(text)) if row.best and column.bold else escape(text)
-        for column, text in zip(shown, row.cells, strict=True)
+        bold(text) if row.best and column.bold else plain(text) for column, text in zip(shown, row.cells, strict=True)
     ]
 
 
 def _escape_markdown(text: str) -> str:
     return "".join("\\" + c if c in "\\`*_[]<>|" else c for c in text)
-
-
-_LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "–": "--",
-}
-
-
-def _escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in text)

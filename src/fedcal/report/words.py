@@ -1,27 +1,26 @@
-"""What the results say, in sentences that claim no more than the differences between methods allow."""
+"""The results in sentences that claim no more than the differences between methods show."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fedcal.report.results import BASELINE, POOLED, Results, compare
-from fedcal.report.tables import digits, lowest, percent
-
-
-def _percent(value: float | None, digits: int) -> str:
-    return f"{percent(value, digits)}\u00a0%"  # no line break before the sign
+from fedcal.measure.paired import Difference
+from fedcal.report.numbers import percent
+from fedcal.report.results import BASELINE, POOLED, Results, base_name, compare
+from fedcal.report.tables import digits, lowest
 
 
 def main_method(results: Results) -> str | None:
-    """The method the page is about: fedcal-plus or fedcal, or else the one with the lowest global ECE."""
-    for name in ("fedcal-plus", "fedcal"):
-        if name in results["methods"] and results["methods"][name]["global"]["ece"] is not None:
-            return name
+    """The method in the headline: fedcal-plus or fedcal if it was run, else the one with the lowest global ECE."""
+    for wanted in ("fedcal-plus", "fedcal"):
+        for name, method in results["methods"].items():
+            if base_name(name) == wanted and method["global"]["ece"] is not None:
+                return name
     return lowest(results)
 
 
 def headline(results: Results) -> list[str]:
-    """The first sentence is the result; the others put it in proportion."""
+    """Sentences about the main method: first the result, then the noise floor, other methods and the clients."""
     name = main_method(results)
     if name is None:
         return ["No method has a global ECE: the test set is empty or no confidence was defined."]
@@ -37,12 +36,12 @@ def _scores(results: Results, method: str) -> dict[str, Any] | None:
 def _change(results: Results, name: str) -> str:
     d = digits(results)
     before, after = _scores(results, BASELINE), results["methods"][name]["global"]
-    value = _percent(after["ece"], d)
+    value = percent(after["ece"], d, sign=True)
     if before is None:
         return f"{name} has a global ECE of {value}."
     if name == BASELINE:
         return f"No federated method lowers the global ECE: without calibration it is {value}."
-    span = f"from {_percent(before['ece'], d)} to {value}"
+    span = f"from {percent(before['ece'], d, sign=True)} to {value}"
     match compare(results, name, BASELINE):
         case "lower":
             return f"{name} lowers the global ECE {span}."
@@ -56,7 +55,7 @@ def _floor(results: Results, name: str) -> str:
     floor = score.get("ece_floor")
     if floor is None:
         return ""
-    text = f"{_percent(floor, d)} on these {score['n']} test samples"
+    text = f"{percent(floor, d, sign=True)} on these {score['n']} test samples"
     if score["ece"] <= floor:
         return f"That is no more than a perfectly calibrated model would show: {text}."
     return f"A perfectly calibrated model would show {text}."
@@ -68,10 +67,12 @@ def _rivals(results: Results, name: str) -> str:
     if best is not None and best != name:
         score = results["methods"][best]["global"]
         tail = "" if compare(results, best, name) == "lower" else ", though these samples do not tell the two apart"
-        parts.append(f"{best} is lower still, {_percent(score['ece'], d)}{tail}")
+        parts.append(f"{best} is lower still, {percent(score['ece'], d, sign=True)}{tail}")
     pooled = _scores(results, POOLED)
     if pooled is not None and name != POOLED:
-        parts.append(f"{POOLED}, which looks at the pooled calibration data, has {_percent(pooled['ece'], d)}")
+        parts.append(
+            f"{POOLED}, which looks at the pooled calibration data, has {percent(pooled['ece'], d, sign=True)}"
+        )
     return "; ".join(parts) + "." if parts else ""
 
 
@@ -84,15 +85,25 @@ def _worse(results: Results) -> str:
 
 
 def _clients(results: Results, name: str) -> str:
-    """Client means carry no interval, so this states them and leaves the verdict to the reader."""
+    """Means over clients have no interval, so that this sentence only states them."""
     d, method = digits(results), results["methods"][name]
     local, own = method["local"], method["own"]
     if local.get("ece") is None or own.get("ece") is None:
         return ""
     uncal = results["methods"].get(BASELINE, {}).get("local", {}).get("ece")
-    start = f"{_percent(uncal, d)} uncalibrated, " if uncal is not None and name != BASELINE else ""
-    floor = _percent(own.get("ece_floor"), d)
+    start = f"{percent(uncal, d, sign=True)} uncalibrated, " if uncal is not None and name != BASELINE else ""
+    floor = percent(own.get("ece_floor"), d, sign=True)
     return (
-        f"On the clients' own test sets the mean ECE is {start}{_percent(local['ece'], d)} with the global "
-        f"scaler and {_percent(own['ece'], d)} with each client's own (the last one's noise floor: {floor})."
+        f"On the clients' own test sets the mean ECE is {start}{percent(local['ece'], d, sign=True)} with the global "
+        f"scaler and {percent(own['ece'], d, sign=True)} with each client's own (the last one's noise floor: {floor})."
     )
+
+
+def difference(change: Difference) -> str:
+    """Say what a difference of two ECEs on the same samples, with its interval, shows."""
+    value, low, high = change
+    if low == high == 0:
+        return "the same ECE: nothing changed on these samples"
+    size = f"{abs(100 * value):.2f} points {'lower' if value < 0 else 'higher'}"
+    verdict = "not told apart" if low <= 0 <= high else "a clear difference"
+    return f"ECE {size} (95 % interval of the change {100 * low:+.2f} to {100 * high:+.2f}): {verdict} on these samples"

@@ -18,12 +18,10 @@ from torch import Tensor
 
 from fedcal.base.checks import as_tensor
 from fedcal.base.labels import as_labels
+from fedcal.data.samples import name_clients
 from fedcal.errors import FedCalError
-from fedcal.methods import DEFAULT, METHODS
-from fedcal.methods.fedcal_plus import FedCalPlus
-from fedcal.protocol.rounds import calibrate, name_clients
-
-ACCURACIES = ("improve", "keep")
+from fedcal.methods import DEFAULT
+from fedcal.transport.memory import calibrate
 
 
 class FederatedCalibrator(ClassifierMixin, BaseEstimator):
@@ -34,17 +32,17 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
     >>> calibrator.predict_proba(logits, client="siteA")    # for one of its sites
 
     Args:
-        method: see `fedcal methods`.
-        accuracy: fedcal-plus only: "improve" lets the calibration move the argmax, "keep" does not.
+        method: a name (see `fedcal methods`), or a name with options, such as "fedcal-plus:accuracy=keep".
+        accuracy: for fedcal-plus: "improve" lets the calibration change decisions, "keep" does not.
         rounds: at most so many; the method's own number if not given.
         seed: of whatever is drawn at random.
-        options: further options of the method, e.g. `{"hidden": 8}` for fedcal.
+        options: options of the method (see `fedcal methods NAME`), e.g. `{"hidden": 8}` for fedcal.
         classes: the labels of the columns, in their order. If not given: the labels found, sorted, where they are as
             many as the columns; else labels must be the columns' numbers.
         probs: True if X holds probabilities, (N, K) or P(class 1), and not logits.
 
     Attributes:
-        calibration_: the outcome, a `fedcal.Calibration`; `fedcal.CalibratedModel` takes it.
+        scaler_: the outcome, a `fedcal.Scaler`; `fedcal.CalibratedModel` takes it.
         classes_: the label of each column.
         clients_: the names of the clients it was fitted on.
         n_features_in_: the number of columns.
@@ -54,7 +52,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
     def __init__(
         self,
         method: str = DEFAULT,
-        accuracy: str = "improve",
+        accuracy: str | None = None,
         rounds: int | None = None,
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
@@ -78,20 +76,20 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         width = first.shape[1] if first.ndim == 2 else 1
         found = _labels_of(pairs)
         known = found if self.classes is None and len(found) == max(width, 2) else self.classes
-        state = calibrate(
+        scaler = calibrate(
             pairs, self.method, rounds=self.rounds, seed=self.seed, probs=self.probs, classes=known, **options
         )
-        self.calibration_ = state
-        self.classes_ = np.arange(state.n_classes) if known is None else np.asarray(known)
+        self.scaler_ = scaler
+        self.classes_ = np.arange(scaler.n_classes) if known is None else np.asarray(known)
         self.clients_ = list(pairs)
         self.n_features_in_ = width
-        self.rounds_ = state.rounds
+        self.rounds_ = scaler.ledger.rounds
         return self
 
     def welcome(self, client: str | int, logits: Any, y: Any = None) -> Self:
         """Make a client known that took no part, from samples of its own: with labels or, for fedcal-plus, without."""
         check_is_fitted(self)
-        self.calibration_.welcome(client, logits, y)
+        self.scaler_.welcome(client, logits, y)
         return self
 
     def predict_proba(self, X: Any, client: str | int | None = None) -> np.ndarray:
@@ -99,7 +97,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         scores = _column(_array(X)) if self.n_features_in_ == 1 else _array(X)
         logits = validate_data(self, scores, reset=False, dtype=[np.float64, np.float32])
-        return self.calibration_.predict_proba(logits, client)
+        return self.scaler_.predict_proba(logits, client)
 
     def predict(self, X: Any, client: str | int | None = None) -> np.ndarray:
         """The most probable of `classes_`."""
@@ -132,20 +130,18 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         return name_clients({name: (logits[sites == name], labels[sites == name]) for name in np.unique(sites)})
 
     def _options(self) -> dict[str, Any]:
-        """The method's options, `accuracy` among them where it has it."""
+        """The method's options, as `calibrate` takes them; it checks them."""
         if not isinstance(self.options, Mapping | None):
             raise FedCalError(f"options must be a mapping of the method's options, not {self.options!r}")
         options = dict(self.options or {})
-        for name in ("accuracy", "rounds", "seed", "method", "clients", "probs", "classes", "stream"):
+        for name in ("rounds", "seed", "method", "clients", "probs", "classes", "stream"):
             if name in options:
                 raise FedCalError(f"options must not hold {name!r}: it is an argument of its own, not the method's")
-        if self.accuracy not in ACCURACIES:
-            raise FedCalError(f"accuracy must be one of {', '.join(ACCURACIES)}, not {self.accuracy!r}")
-        if isinstance(METHODS.get(self.method), FedCalPlus):
-            return {"accuracy": self.accuracy, **options}
-        if self.accuracy != "improve":
-            raise FedCalError(f"accuracy={self.accuracy!r} is for fedcal-plus: {self.method} has no such option")
-        return options
+        if self.accuracy is None:
+            return options
+        if "accuracy" in options:
+            raise FedCalError("accuracy is given twice, as an argument and in options: give it once")
+        return {"accuracy": self.accuracy, **options}
 
 
 def _labels_of(pairs: Mapping[str, tuple[Any, Any]]) -> np.ndarray:

@@ -24,21 +24,21 @@ from fedcal.base.checks import check_kind, log_probs, two_columns, within_spread
 from fedcal.base.logits import keep_order, ordered_softmax
 from fedcal.base.store import write_bytes
 from fedcal.errors import FedCalError, unknown
-from fedcal.protocol.rounds import Calibration
+from fedcal.protocol import Scaler
 
 OUTPUTS = ("probabilities", "logits")
 TOLERANCE = 1e-5  # on probabilities, of the exported graph against this module
 
 
 class CalibratedModel(nn.Module):
-    """A model that returns logits or probabilities, followed by a scaler: the global one, or a client's own.
+    """A model that returns logits or probabilities, followed by a scaler: the global one, or a client's personal one.
 
     Args:
         model: takes a batch, returns (N, K) logits; of two classes also a score of class 1, (N,) or (N, 1).
-        calibration: from `fedcal.calibrate`, or a fitted estimator's `calibration_`.
-        client: whose own scaler to use; the global one if not given.
+        scaler: from `fedcal.calibrate`, or a fitted estimator's `scaler_`.
+        client: whose personal scaler to use; the global one if not given.
         output: "probabilities", or calibrated "logits" (their softmax is the probabilities).
-        probs: whether the model returns probabilities; if not given, what the calibration was fitted on.
+        probs: whether the model returns probabilities; if not given, what the scaler was fitted on.
 
     Results have the type of what the model returns, float32 at least.
     """
@@ -46,7 +46,7 @@ class CalibratedModel(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        calibration: Calibration,
+        scaler: Scaler,
         client: str | int | None = None,
         output: Literal["probabilities", "logits"] = "probabilities",
         *,
@@ -55,12 +55,12 @@ class CalibratedModel(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise FedCalError(f"model must be a torch.nn.Module that returns scores, not {type(model).__name__}")
-        if not isinstance(calibration, Calibration):
-            raise FedCalError(f"calibration must be what fedcal.calibrate returns, not {type(calibration).__name__}")
+        if not isinstance(scaler, Scaler):
+            raise FedCalError(f"scaler must be what fedcal.calibrate returns, not {type(scaler).__name__}")
         if output not in OUTPUTS:
             raise unknown("output", output, OUTPUTS)
         self.model = model
-        self.scaler = Scaler(calibration, client, bool(calibration.probs if probs is None else check_kind(probs)))
+        self.scaler = ScalerModule(scaler, client, bool(scaler.probs if probs is None else check_kind(probs)))
         self.output = output
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,28 +72,28 @@ class CalibratedModel(nn.Module):
         return keep_order(calibrated.to(dtype), calibrated)
 
 
-class Scaler(nn.Module):
+class ScalerModule(nn.Module):
     """A fitted scaler, its numbers as buffers: logits or probabilities in, calibrated logits in float64 out."""
 
-    def __init__(self, calibration: Calibration, client: str | int | None = None, probs: bool = False) -> None:
+    def __init__(self, scaler: Scaler, client: str | int | None = None, probs: bool = False) -> None:
         super().__init__()
-        self.calibration, self.probs = calibration, probs
-        own = calibration.own_of(client)
-        for prefix, params in (("global", calibration.params), ("own", own)):
+        self.fitted, self.probs = scaler, probs
+        personal = scaler.personal_of(client)
+        for prefix, params in (("global", scaler.params), ("personal", personal)):
             for name, value in params.items():
                 self.register_buffer(f"{prefix}_{name}", value.detach().clone())
-        self.names = {"global": list(calibration.params), "own": list(own)}
+        self.names = {"global": list(scaler.params), "personal": list(personal)}
 
     def forward(self, scores: Tensor) -> Tensor:
         if scores.ndim not in (1, 2):
             raise FedCalError(f"the model must return logits of shape (samples, classes), not {tuple(scores.shape)}")
         columns = two_columns(scores, self.probs)
         logits = log_probs(columns) if self.probs else within_spread(columns.double())
-        self.calibration.check_width(logits)
-        params, own = ({n: getattr(self, f"{part}_{n}") for n in names} for part, names in self.names.items())
-        return self.calibration.method.apply_own(params, own, logits)
+        self.fitted.check_width(logits)
+        params, personal = ({n: getattr(self, f"{part}_{n}") for n in names} for part, names in self.names.items())
+        return self.fitted.method.apply_personal(params, personal, logits)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Scaler:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ScalerModule:
         """`.to(device)` moves the scaler; `.half()` is for the model and leaves the scaler's precision alone."""
         return super()._apply(lambda value: value.to(fn(value).device), recurse)
 

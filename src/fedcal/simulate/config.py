@@ -11,9 +11,7 @@ from fedcal.data import DATASETS
 from fedcal.data.partition import PARTITIONS
 from fedcal.errors import FedCalError, unknown
 from fedcal.learn.models import MODELS
-from fedcal.methods import METHODS, Method, get_method
-from fedcal.methods.fedcal import FedCal
-from fedcal.nets.train import Training
+from fedcal.methods import METHODS, Method, get_method, method_from_json, method_to_json, spec_of
 
 SCHEMA = 1  # of config.json, results.json and the checkpoints
 MACHINE = ("data_dir", "device", "engine", "precision", "slots", "threads")  # where a run happens, not what it is
@@ -51,20 +49,7 @@ class Config:
     weight_decay: float = _option(0.0, "Weight decay of local SGD.", "Learning", low=0)
     prox_mu: float = _option(0.0, "FedProx's µ; 0 is FedAvg.", "Learning", low=0)
 
-    method: tuple[str, ...] = _option(tuple(METHODS), "Calibration method, once for each one wanted [default: all].", "Calibration")
-    scaler_net: Literal["raw", "sorted"] = _option(FedCal.net, "fedcal: the net's input, raw or sorted logits.", "Calibration")
-    scaler_schedule: Literal["interleaved", "post-hoc"] = _option(FedCal.schedule, "fedcal: within the training rounds (Algorithm 1), or post-hoc only.", "Calibration")
-    scaler_rounds: int = _option(FedCal.rounds, "fedcal: rounds of all clients on the frozen final model (0: none).", "Calibration", low=0)
-    scaler_logits: Literal["local", "received"] = _option(FedCal.logits_of, "fedcal: whose logits a client fits on in training rounds.", "Calibration")
-    scaler_fit_on: Literal["held-out", "train"] = _option(FedCal.fit_on, "fedcal: which of a client's samples it fits on.", "Calibration")
-    scaler_start: Literal["matched", "own", "global"] = _option(FedCal.start, "fedcal: a client starts from its own net, matched or as it is, or from the global one.", "Calibration")
-    scaler_shared_init: bool = _option(FedCal.shared_init, "fedcal: all clients start from the server's first net, or each from its own.", "Calibration")
-    scaler_average: Literal["round", "latest"] = _option(FedCal.average, "fedcal: average the round's clients, or every client's latest net.", "Calibration")
-    scaler_weights: Literal["equal", "samples"] = _option(FedCal.weights, "fedcal: weights of that average.", "Calibration")
-    scaler_hidden: int = _option(FedCal.hidden, "fedcal: units of a hidden layer.", "Calibration", low=1)
-    scaler_lr: float = _option(Training.lr, "fedcal: Adam's learning rate.", "Calibration", above=0)
-    scaler_steps: int = _option(Training.steps, "fedcal: Adam steps a round at most.", "Calibration", low=0)
-    scaler_weight_decay: float = _option(Training.weight_decay, "fedcal: weight decay of the net.", "Calibration", low=0)
+    method: tuple[str, ...] = _option(tuple(METHODS), "Calibration method, perhaps with options: NAME or NAME:OPTION=VALUE,… (see `fedcal methods`); may be repeated [default: all].", "Calibration")
 
     n_bins: int = _option(15, "Bins of the ECE.", "Running", low=1, high=10_000)
     seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0, high=2**63 - 1)
@@ -91,10 +76,11 @@ class Config:
             raise FedCalError(f"method must be a tuple of names, not {self.method!r}")
         if not self.method:
             raise FedCalError("no method given: leave method out for all of them")
-        for name, times in Counter(self.method).items():
-            get_method(name)
+        specs = tuple(spec_of(get_method(spec)) for spec in self.method)
+        object.__setattr__(self, "method", specs)  # one spelling of each, however it was written
+        for spec, times in Counter(specs).items():
             if times > 1:
-                raise FedCalError(f"method {name!r} is given {times} times: name it once")
+                raise FedCalError(f"method {spec!r} is given {times} times: name it once")
 
     def resolve(self) -> Config:
         """The same with every `None` that depends on the data filled in."""
@@ -109,31 +95,12 @@ class Config:
         return replace(self, **{k: v for k, v in known.items() if getattr(self, k) is None})
 
     def methods(self) -> dict[str, Method]:
-        """The methods asked for, `fedcal` and its ablations with this config's options (an ablation keeps its own)."""
-        training = Training(lr=self.scaler_lr, steps=self.scaler_steps, weight_decay=self.scaler_weight_decay)
-        options: dict[str, Any] = {
-            "net": self.scaler_net,
-            "schedule": self.scaler_schedule,
-            "rounds": self.scaler_rounds,
-            "logits_of": self.scaler_logits,
-            "fit_on": self.scaler_fit_on,
-            "start": self.scaler_start,
-            "shared_init": self.scaler_shared_init,
-            "average": self.scaler_average,
-            "weights": self.scaler_weights,
-            "hidden": self.scaler_hidden,
-            "training": training,
-        }
-        found: dict[str, Method] = {}
-        for name in self.method:
-            method, plain = METHODS[name], METHODS["fedcal"]
-            mine = {k: v for k, v in options.items() if getattr(method, k, None) == getattr(plain, k)}
-            found[name] = get_method(name, **mine) if isinstance(method, FedCal) else method
-        return found
+        """The methods asked for, by their specs."""
+        return {spec: get_method(spec) for spec in self.method}
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in config.json."""
-        return {"schema": SCHEMA, **asdict(self), "method": list(self.method)}
+        return {"schema": SCHEMA, **asdict(self), "method": [method_to_json(m) for m in self.methods().values()]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str = "config") -> Config:
@@ -144,10 +111,11 @@ class Config:
         for key in values:
             if key not in names and key != "schema":
                 raise FedCalError(f"{source}: {unknown('field', key, names)}")
-        given: dict[str, Any] = {
-            k: tuple(v) if k == "method" and isinstance(v, list) else v for k, v in values.items() if k != "schema"
-        }
+        given = {key: value for key, value in values.items() if key != "schema"}
         try:
+            if isinstance(entries := given.get("method"), list):
+                specs = [spec_of(method_from_json(entry)) if isinstance(entry, dict) else entry for entry in entries]
+                given["method"] = tuple(specs)
             return cls(**given)
         except FedCalError as error:
             raise FedCalError(f"{source}: {error}") from None

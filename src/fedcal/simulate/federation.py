@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,14 +18,17 @@ from torch import nn
 
 from fedcal.base.seeds import numpy_rng, torch_rng
 from fedcal.data import Client, Dataset, Skew, load, make_clients, skew
+from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, Trained, average, copy_state, predict, train_in_turn
 from fedcal.learn.models import build
-from fedcal.measure.paired import FINEST, Paired, top_of
 from fedcal.measure.tally import Tally
-from fedcal.protocol.rounds import Calibration, Samples, begin, calibration_round
+from fedcal.measure.views import Measured, View, measure
+from fedcal.methods import Method
+from fedcal.protocol import Scaler, Server
 from fedcal.simulate.config import Config
+from fedcal.transport.memory import Exchange
 
 Record = dict[str, Any]  # what rounds.jsonl says of a round
 Trainer = Callable[[list[Job]], list[Trained]]
@@ -40,9 +43,10 @@ class Federation:
     skew: Skew
     classes: tuple[str, ...]
     model: nn.Module  # θ; its state is the global model's between rounds
-    calibrations: dict[str, Calibration]  # π̄ and every π_c, by method
+    calibrations: dict[str, Exchange]  # π̄ and every π_c, by method
     train: Trainer  # how a round's clients are trained: one after the other, or several at once
     round: int = 0
+    scalers: dict[str, Scaler] = field(default_factory=dict)  # by method, once training is over
 
 
 def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | None = None) -> Federation:
@@ -73,9 +77,15 @@ def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | No
         skew(clients, dataset.n_classes),
         dataset.classes,
         model,
-        {name: begin(method, dataset.n_classes, config.seed, name) for name, method in config.methods().items()},
+        {name: calibration(method, dataset.n_classes, config) for name, method in config.methods().items()},
         train or trainer(config, model, dataset.shape),
     )
+
+
+def calibration(method: Method, n_classes: int, config: Config) -> Exchange:
+    """A method's server, and its clients as they come: beside training, and on the final model."""
+    beside = config.rounds if method.schedule == "interleaved" else 0
+    return Exchange(Server(method, n_classes, config.seed, rounds=beside + method.rounds))
 
 
 def trainer(config: Config, model: nn.Module, shape: tuple[int, ...]) -> Trainer:
@@ -152,8 +162,8 @@ def average_models(state: Federation, jobs: list[Job], trained: list[Trained]) -
 def calibrate_alongside(state: Federation, chosen: list[int], trained: list[Trained]) -> None:
     """Lines 8, 12–13 and 20: the round of every calibration that runs beside training."""
     config, clients = state.config, state.clients
-    for calibration in _interleaved(state):
-        method, samples = calibration.method, {}
+    for exchange in _interleaved(state):
+        method, samples = exchange.method, {}
         for i, c in enumerate(chosen):
             if config.algorithm == "centralised":  # there is no local model: both readings mean the received one
                 logits = trained[0].before[f"{c}/{method.fit_on}"]
@@ -161,7 +171,7 @@ def calibrate_alongside(state: Federation, chosen: list[int], trained: list[Trai
                 seen = trained[i].before if method.logits_of == "received" else trained[i].after
                 logits = seen[method.fit_on]
             samples[clients[c].name] = logits.double(), _labels(clients[c], method.fit_on)
-        calibration_round(calibration, samples, config.seed)
+        exchange.round(samples)
 
 
 # --- after training ------------------------------------------------------------------------------------------------
@@ -170,14 +180,11 @@ def calibrate_alongside(state: Federation, chosen: list[int], trained: list[Trai
 def finish(state: Federation) -> None:
     """Calibration rounds on the frozen final model, all clients taking part."""
     frozen: dict[str, dict[str, Samples]] = {}
-    for calibration in state.calibrations.values():
-        method = calibration.method
-        if method.rounds and method.fit_on not in frozen:
-            frozen[method.fit_on] = {c.name: _samples(c, state.model, method.fit_on) for c in state.clients}
-        for _ in range(method.rounds):
-            if calibration.done:
-                break
-            calibration_round(calibration, frozen[method.fit_on], state.config.seed)
+    for name, exchange in state.calibrations.items():
+        fit_on = exchange.method.fit_on
+        if exchange.server.request is not None and fit_on not in frozen:
+            frozen[fit_on] = {c.name: _samples(c, state.model, fit_on) for c in state.clients}
+        state.scalers[name] = exchange.run(frozen.get(fit_on, {}))
 
 
 def test_logits(state: Federation) -> dict[str, torch.Tensor]:
@@ -185,32 +192,26 @@ def test_logits(state: Federation) -> dict[str, torch.Tensor]:
     return {c.name: predict(state.model, c.test_x) for c in state.clients}
 
 
-def evaluate(state: Federation, logits: dict[str, torch.Tensor] | None = None) -> dict[str, dict[str, list[Tally]]]:
-    """Each method's tallies on the clients' test sets: under the global scaler (`local`) and their own (`own`)."""
-    logits = test_logits(state) if logits is None else logits
-    tallies: dict[str, dict[str, list[Tally]]] = {}
-    for name, calibration in state.calibrations.items():
-        tallies[name] = {
-            "local": [_tally(calibration, logits[c.name], c, None, state.config) for c in state.clients],
-            "own": [_tally(calibration, logits[c.name], c, c.name, state.config) for c in state.clients],
-        }
-    return tallies
+def evaluate(
+    state: Federation, logits: dict[str, torch.Tensor] | None = None, compare: bool = True
+) -> dict[str, Measured]:
+    """Measure every method on the clients' test sets, one view per method.
 
+    Args:
+        state: the finished federation.
+        logits: the final model's logits on each client's test set; if not given, they are computed.
+        compare: whether to sum up what compares the methods' global scalers with each other.
 
-def compare(state: Federation, logits: dict[str, torch.Tensor]) -> Paired | None:
-    """All methods' global scalers on the clients' test sets, in joint sums that tell how far their ECEs differ.
-
-    None where there are too many bins for that.
+    Returns:
+        "local": every client under the global scaler; "own": every client under its personal scaler, if it has one.
     """
-    if len(state.calibrations) * state.config.n_bins > FINEST:
-        return None
-    found: Paired | None = None
-    for client in state.clients:
-        z, labels = logits[client.name], client.test_y.cpu()
-        tops = {name: top_of(calibration.apply(z), labels) for name, calibration in state.calibrations.items()}
-        mine = Paired.of(tops, state.config.n_bins)
-        found = found + mine if found else mine
-    return found
+    logits = test_logits(state) if logits is None else logits
+    samples = {c.name: (logits[c.name], c.test_y.cpu()) for c in state.clients}
+    n_bins = state.config.n_bins
+    return {
+        "local": measure(samples, {k: _global_view(s) for k, s in state.scalers.items()}, n_bins, compare),
+        "own": measure(samples, {k: _personal_view(s) for k, s in state.scalers.items()}, n_bins, compare=False),
+    }
 
 
 def train(state: Federation, rounds: int, after_round: Callable[[Federation, Record], None]) -> None:
@@ -222,13 +223,13 @@ def train(state: Federation, rounds: int, after_round: Callable[[Federation, Rec
 # --- parts of the above ------------------------------------------------------------------------------------------
 
 
-def _interleaved(state: Federation) -> list[Calibration]:
-    return [c for c in state.calibrations.values() if c.method.schedule == "interleaved"]
+def _interleaved(state: Federation) -> list[Exchange]:
+    return [exchange for exchange in state.calibrations.values() if exchange.method.schedule == "interleaved"]
 
 
 def _wanted(state: Federation, logits_of: str | None = None) -> list[str]:
     """The splits on which calibrations beside training want logits (of the received or the local model)."""
-    methods = [calibration.method for calibration in _interleaved(state)]
+    methods = [exchange.method for exchange in _interleaved(state)]
     return sorted({method.fit_on for method in methods if logits_of in (None, method.logits_of)})
 
 
@@ -252,9 +253,13 @@ def _glance(state: Federation) -> dict[str, float]:
     return {"accuracy": found["accuracy"], "ece": found["ece"]}
 
 
-def _tally(calibration: Calibration, logits: torch.Tensor, client: Client, own: str | None, config: Config) -> Tally:
-    known = own if own in calibration.own else None  # a client without calibration samples has nothing of its own
-    return Tally.of(calibration.apply(logits, known), client.test_y.cpu(), config.n_bins)
+def _global_view(scaler: Scaler) -> View:
+    return lambda _, logits: scaler.apply(logits, probs=False)
+
+
+def _personal_view(scaler: Scaler) -> View:
+    """A client without calibration samples has no personal scaler: the global one serves it."""
+    return lambda client, logits: scaler.apply(logits, client if client in scaler.personal else None, probs=False)
 
 
 def _on(client: Client, device: torch.device) -> Client:

@@ -1,10 +1,10 @@
 """A run from config to folder: `fedcal.run(Config(...), out="RUN")`.
 
 RUN/config.json           what was asked for
-RUN/rounds.jsonl          a line a round: loss, accuracy, ECE, clients, seconds
+RUN/rounds.jsonl          one line per round: loss, accuracy, ECE, clients, seconds
 RUN/results.json          every method's metrics (schema below), the label table, costs
 RUN/model.safetensors     the final global model
-RUN/scalers/NAME.safetensors   each method's global scaler and the clients' own ones
+RUN/scalers/METHOD.safetensors   each method's global scaler and the clients' personal ones
 RUN/report.html           the same in pictures
 RUN/checkpoint.safetensors     only while the run is unfinished
 """
@@ -21,11 +21,12 @@ import torch
 
 from fedcal.base.store import append_line, finite, read_json, write_bytes, write_json, write_tensors
 from fedcal.errors import FedCalError
-from fedcal.measure.paired import Paired
-from fedcal.measure.tally import Tally, over_clients, pooled
-from fedcal.methods.method import n_bytes
-from fedcal.protocol.rounds import Calibration
-from fedcal.protocol.scaler_file import save_scaler
+from fedcal.measure.tally import Tally
+from fedcal.measure.views import Measured
+from fedcal.methods import method_to_json
+from fedcal.methods.fit import n_bytes
+from fedcal.methods.spec import file_name
+from fedcal.protocol import Ledger
 from fedcal.simulate import federation
 from fedcal.simulate.checkpoint import load_checkpoint, save_checkpoint
 from fedcal.simulate.config import MACHINE, SCHEMA, Config
@@ -81,41 +82,47 @@ def run(
 
     federation.train(state, config.rounds, after_round)
     federation.finish(state)
-    logits = federation.test_logits(state)
-    results = summarise(state, federation.evaluate(state, logits), federation.compare(state, logits))
+    results = summarise(state, federation.evaluate(state))
     if folder:
         _save(folder, state, results)
     return results
 
 
-def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]], paired: Paired | None = None) -> Results:
-    """results.json: `methods.NAME.{global,local,own}.METRIC` as fractions; undefined ones are null.
+def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
+    """The content of results.json: `methods.SPEC.{global,local,own}.METRIC` as fractions; undefined ones are null.
 
-    `methods.NAME.global.ece_against.OTHER` is NAME's ECE less OTHER's on the same samples, with its 95 % interval:
-    [difference, low, high]. It is empty where the samples were not looked at together.
+    SPEC is a method with its options, such as "fedcal-plus:accuracy=keep". `methods.SPEC.global.ece_against.OTHER` is its
+    ECE minus OTHER's on the same samples, with its 95 % interval:
+    [difference, low, high]. It is empty where the methods were not compared.
+
+    Args:
+        state: the finished federation.
+        measured: what `federation.evaluate` gives.
     """
     config, names = state.config, [c.name for c in state.clients]
     methods = {}
-    for name, found in tallies.items():
-        calibration, whole = state.calibrations[name], pooled(found["local"])
+    for name in measured["local"].tallies:
+        scaler, whole = state.scalers[name], measured["local"].pooled(name)
+        method, ledger, final = scaler.method, scaler.ledger, n_bytes(scaler.params)
         methods[name] = {
-            "summary": calibration.method.summary,
-            "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(paired, name)},
-            "local": over_clients(names, found["local"]),
-            "own": over_clients(names, found["own"]),
-            "clients": {kind: _by_client(found[kind]) for kind in ("local", "own")},
+            **method_to_json(method),
+            "summary": method.summary,
+            "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(measured["local"], name)},
+            "local": measured["local"].over_clients(name),
+            "own": measured["own"].over_clients(name),
+            "clients": {kind: _by_client(found.tallies[name]) for kind, found in measured.items()},
             "reliability": _bins(whole),
             "cost": {
-                "leaves": calibration.method.leaves,
-                "bytes_up": calibration.bytes_up,
-                "bytes_down": max(calibration.bytes_down, n_bytes(calibration.params)),
-                "bytes_up_total": calibration.total_up,
-                "bytes_down_total": calibration.total_down + n_bytes(calibration.params),
-                "rounds": calibration.rounds,
-                "pooled_data": calibration.method.needs_pooled_data,
-                "additive": calibration.method.additive,
+                "leaves": method.leaves,
+                "bytes_up": ledger.bytes_up,
+                "bytes_down": max(ledger.bytes_down, final),
+                "bytes_up_total": ledger.total_up,
+                "bytes_down_total": ledger.total_down + final,
+                "rounds": ledger.rounds,
+                "pooled_data": method.needs_pooled_data,
+                "additive": method.additive,
             },
-            "notes": _notes(calibration),
+            "notes": _notes(ledger),
         }
     table = state.skew
     return finite(
@@ -139,15 +146,15 @@ def summarise(state: Federation, tallies: dict[str, dict[str, list[Tally]]], pai
     )
 
 
-def _against(paired: Paired | None, name: str) -> dict[str, list[float]]:
-    others = [other for other in paired.views if other != name] if paired else []
-    return {other: list(paired.difference(name, other)) for other in others} if paired else {}
+def _against(measured: Measured, name: str) -> dict[str, list[float]]:
+    others = [other for other in measured.tallies if other != name] if measured.paired else []
+    return {other: list(measured.difference(name, other)) for other in others}
 
 
-def _by_client(tallies: list[Tally]) -> dict[str, list[float]]:
-    rows = [tally.summary() for tally in tallies]
+def _by_client(tallies: dict[str, Tally]) -> dict[str, list[float]]:
+    rows = [tally.summary() for tally in tallies.values()]
     return {
-        "n": [t.n for t in tallies],
+        "n": [tally.n for tally in tallies.values()],
         **{k: [row[k] for row in rows] for k in ("accuracy", "ece", "ece_floor", "nll")},
     }
 
@@ -159,9 +166,9 @@ def _bins(tally: Tally) -> dict[str, list[float]]:
     return {k: v.tolist() for k, v in {**columns, "low": low, "high": high}.items()}
 
 
-def _notes(calibration: Calibration) -> dict[str, float]:
+def _notes(ledger: Ledger) -> dict[str, float]:
     """Each remark's mean over all updates: the share of units that matching moved, of clients without a fit, …"""
-    return {name: total / calibration.updates for name, total in sorted(calibration.notes.items())}
+    return {name: total / ledger.updates for name, total in sorted(ledger.notes.items())}
 
 
 def _version() -> str:
@@ -217,8 +224,8 @@ def _save(folder: Path, state: Federation, results: Results) -> None:
     config = state.config
     about = {"schema": SCHEMA, "model": config.model, "classes": list(state.classes), "round": state.round}
     write_tensors(folder / "model.safetensors", {k: v.cpu() for k, v in state.model.state_dict().items()}, about)
-    for name, calibration in state.calibrations.items():
-        save_scaler(folder / "scalers" / f"{name}.safetensors", calibration)
+    for name, scaler in state.scalers.items():
+        scaler.save(folder / "scalers" / f"{file_name(name)}.safetensors")
     write_json(folder / "results.json", results)
     from fedcal import report  # matplotlib is slow to import, and only needed here
 

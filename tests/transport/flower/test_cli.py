@@ -45,7 +45,7 @@ def test_insecure_is_said_and_then_so(tmp_path, capsys):
         (["--method", "fedcal-pls"], "did you mean 'fedcal-plus'"),
         (["--method", "fed-ts", "--robust", "median"], "no median"),
         (["--rounds", "0"], "rounds must be at least 1"),
-        (["--option", "accuracy=raise"], "accuracy"),
+        (["--method", "fedcal-plus:accuracy=raise"], "unknown accuracy 'raise'"),
         (["--data", "cifar10"], "--data-dir"),
         (["--timeout", "-1"], "timeout"),
     ],

@@ -41,7 +41,7 @@ def test_bit_equal_to_the_simulator(data, method):
     assert distance(state.model.state_dict(), arrays.to_torch_state_dict()) == 0
     assert distance(ours.params, strategy.calibration.params) == 0
     assert strategy.metrics()["global"] == metrics
-    paired = strategy.calibrator.paired
+    paired = strategy.measured.paired
     assert paired is not None and paired.difference("local", "uncal")[0] == pytest.approx(
         metrics["ece"] - strategy.metrics()["uncal"]["ece"]
     )

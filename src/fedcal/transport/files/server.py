@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedcal.base.seeds import torch_rng
 from fedcal.base.store import read_json, read_tensors, write_json, write_tensors
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, counted, unknown
-from fedcal.methods import METHODS, Method, Update
+from fedcal.methods import METHODS, Method, Update, get_method, method_from_json, method_to_json
 from fedcal.methods.method import Averaged, total
 from fedcal.protocol.checks import (
     SCHEMA,
@@ -28,8 +28,8 @@ from fedcal.protocol.checks import (
     declared_squares,
     digest,
 )
-from fedcal.protocol.rounds import Calibration, advance, begin, check_method, name_columns, plain
-from fedcal.protocol.scaler_file import load_scaler, method_of, save_scaler
+from fedcal.protocol.rounds import Calibration, advance, begin, name_columns, plain
+from fedcal.protocol.scaler_file import load_scaler, save_scaler
 
 
 @dataclass
@@ -67,15 +67,17 @@ class Server:
         return self.folder / ("scaler.safetensors" if self.done else f"question-{self.round:04d}.safetensors")
 
 
-def start(folder: Path, method: str, options: dict[str, Any], classes: Any, sites: list[str], seed: int) -> Server:
+def start(folder: Path, method: str, classes: Any, sites: list[str], seed: int) -> Server:
     """A new federation, with its first question. `classes` is their number, or a list of the columns' labels."""
-    chosen = check_method(method, options)
+    chosen = get_method(method)
     n_classes = check_whole(len(classes) if isinstance(classes, list) else classes, "classes", low=2)
     labels = name_columns(check_classes(classes, n_classes)) if isinstance(classes, list) else ()
     if chosen.needs_pooled_data:
-        raise FedCalError(f"{method} sends every logit and label to the server: use `fedcal calibrate` where they are")
+        raise FedCalError(
+            f"{chosen.name} sends every logit and label to the server: use `fedcal calibrate` where they are"
+        )
     if not chosen.rounds:
-        raise FedCalError(f"{method} asks the sites nothing: choose another method, or add --option rounds=N")
+        raise FedCalError(f"{chosen.name} asks the sites nothing: choose another method, or add rounds=N to it")
     for site in sites:
         check_name(site)
     if not sites or len(set(sites)) < len(sites):
@@ -85,8 +87,7 @@ def start(folder: Path, method: str, options: dict[str, Any], classes: Any, site
     about = {
         "schema": SCHEMA,
         "federation": uuid.uuid4().hex,
-        "method": method,
-        "options": asdict(chosen),
+        **method_to_json(chosen),
         "n_classes": n_classes,
         "classes": list(labels),
         "seed": check_whole(seed, "seed", low=0),
@@ -177,9 +178,7 @@ def ask(server: Server) -> Path:
     path = server.current()
     if server.done:
         state = server.state
-        final = Calibration(
-            state.method, state.params, n_classes=state.n_classes, name=state.name, classes=state.classes
-        )
+        final = Calibration(state.method, state.params, n_classes=state.n_classes, classes=state.classes)
         save_scaler(path, final)
     else:
         header = {**server.about, "kind": "question", "round": server.round, "sites": server.sites}
@@ -192,7 +191,7 @@ def merge(scaler: Path, parts: list[Path], out: Path) -> list[str]:
     whole = load_scaler(scaler)
     for path in parts:
         part = load_scaler(path)
-        if part.name != whole.name or digest(part.params) != digest(whole.params):
+        if part.method != whole.method or digest(part.params) != digest(whole.params):
             raise FedCalError(f"{path}: not a part of {scaler}: its global scaler is another one")
         whole.own |= part.own
     save_scaler(out, whole)
@@ -201,11 +200,10 @@ def merge(scaler: Path, parts: list[Path], out: Path) -> list[str]:
 
 def _begin(folder: Path, about: dict[str, Any]) -> Server:
     try:
-        method = method_of(about["method"], about["options"])
-        state = begin(method, about["n_classes"], about["seed"], about["method"])
+        state = begin(method_from_json(about), about["n_classes"], about["seed"])
         state.classes = tuple(about.get("classes", ()))
         return Server(folder, about, state, list(about["sites"]), {}, {}, [])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, FedCalError) as error:
         raise FedCalError(f"{folder}/federation.json is damaged ({error}): start anew") from None
 
 

@@ -12,11 +12,12 @@ from fedcal.base.seeds import torch_rng
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, unknown
+from fedcal.methods import method_from_json
 from fedcal.methods.method import Averaged, Method
 from fedcal.protocol.checks import SCHEMA, check_name, digest
 from fedcal.protocol.plausible import Reply, check_size
 from fedcal.protocol.rounds import plain
-from fedcal.protocol.scaler_file import load_scaler, method_of, save_scaler
+from fedcal.protocol.scaler_file import load_scaler, save_scaler
 
 
 def classes_of(path: Path) -> list[Any] | None:
@@ -75,7 +76,7 @@ def _check_question(path: Path, header: dict[str, Any]) -> Method:
         raise FedCalError(f"{path} is not a question of a server that this fedcal knows")
     try:
         if all(isinstance(header[key], kind) for key, kind in kinds.items()):
-            return method_of(header["method"], header["options"])
+            return method_from_json(header)
     except (KeyError, TypeError, ValueError):
         pass
     raise FedCalError(f"{path} is damaged, or of another version of fedcal: ask for it again")

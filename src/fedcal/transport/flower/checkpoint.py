@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from fedcal.base.logits import Params
 from fedcal.base.store import nest, read_json, read_tensors, unnest, write_json, write_tensors
 from fedcal.errors import FedCalError
+from fedcal.methods import method_to_json
 from fedcal.methods.method import Additive
 from fedcal.transport.flower.inner import numbers_of, put_back, state_of
 from fedcal.transport.flower.records import from_record, to_record
@@ -89,8 +89,7 @@ class Checkpoint:
         c = self.calibrator
         return {
             "schema": SCHEMA,
-            "method": c.name,
-            "options": asdict(c.method),
+            **method_to_json(c.method),
             "n_classes": c.n_classes,
             "seed": c.seed,
         }

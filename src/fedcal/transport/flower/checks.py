@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from flwr.app import ArrayRecord, Message
 
 from fedcal.base.logits import Params
 from fedcal.errors import FedCalError
-from fedcal.measure.paired import Paired
+from fedcal.measure.paired import Paired, comparable
 from fedcal.measure.tally import Tally
+from fedcal.measure.views import Measured
 from fedcal.methods.method import Averaged, Method, Update, n_bytes
 from fedcal.protocol.checks import HEADER, Expected, check_content, check_header
 from fedcal.protocol.rounds import plain
-from fedcal.transport.flower.records import ANSWER, SAID, VIEWS, size, unpack
+from fedcal.transport.flower.records import ANSWER, PAIRED, SAID, TALLY, VIEWS, size, unpack
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
 MOST_LEFT = 10**9  # rounds: no fit has as many
@@ -67,12 +68,21 @@ def read_answer(node: int, records: dict[str, Any], expected: Expected) -> tuple
     return site, Update(content, header["n"], notes=_notes(node, header))
 
 
-def read_paired(name: str, record: Any, tally: Tally) -> Paired:
-    """The sums that compare a node's views, once they are of as many samples and bins as its tallies."""
-    paired = Paired.from_tensors(VIEWS, unpack(record))
-    if paired.n != tally.n or paired.errors.shape[1] != len(tally.reliability.count):
-        raise FedCalError(f"{name}'s paired sums are not of its tallies' {tally.n} samples and bins")
-    return paired
+def read_measured(name: str, records: Mapping[str, Any], n_classes: int, n_bins: int) -> Measured:
+    """What a node measured, once its sums are known to be of as many classes, samples and bins as they should be.
+
+    Raises:
+        FedCalError: sums are missing, damaged or contradict each other.
+    """
+    tallies = {view: Tally.from_tensors(unpack(records.get(TALLY + view))) for view in VIEWS}
+    if any(len(tally.classwise) != n_classes for tally in tallies.values()):
+        raise FedCalError(f"{name} measures {len(tallies['uncal'].classwise)} classes")
+    paired, last = None, tallies["own"]
+    if comparable(len(VIEWS), n_bins):
+        paired = Paired.from_tensors(VIEWS, unpack(records.get(PAIRED)))
+        if paired.n != last.n or paired.errors.shape[1] != len(last.reliability.count):
+            raise FedCalError(f"{name}'s paired sums are not of its tallies' {last.n} samples and bins")
+    return Measured({view: {name: tally} for view, tally in tallies.items()}, paired)
 
 
 def local_privacy(node: int, said: Any) -> dict[str, Any]:

@@ -27,8 +27,7 @@ from fedcal.base.store import nest, read_tensors, unnest, write_tensors
 from fedcal.base.threads import one_thread
 from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
-from fedcal.measure.paired import FINEST, Paired, top_of
-from fedcal.measure.tally import Tally
+from fedcal.measure.views import Measured
 from fedcal.methods.method import Additive, Method
 from fedcal.protocol.checks import digest
 from fedcal.protocol.privacy import Privacy
@@ -197,13 +196,11 @@ class Node:
             own = method.personal(params, own, self.kept["logits"], self.kept["labels"])
         self._keep(own, own)
         logits, labels = self.kept["test_logits"], self.kept["test_labels"]
-        measured = logits, method.apply(params, logits), method.apply_own(params, own, logits)
-        views = dict(zip(VIEWS, measured, strict=True))
-        tallies = {name: Tally.of(z, labels, self.about["bins"]).to_tensors() for name, z in views.items()}
-        sent = {TALLY + name: pack(tally) for name, tally in tallies.items()}
-        if len(views) * self.about["bins"] <= FINEST:
-            tops = {name: top_of(z, labels) for name, z in views.items()}
-            sent[PAIRED] = pack(Paired.of(tops, self.about["bins"]).to_tensors())
+        applied = logits, method.apply(params, logits), method.apply_own(params, own, logits)
+        measured = Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, self.about["bins"])
+        sent = {TALLY + view: pack(tallies[self.name].to_tensors()) for view, tallies in measured.tallies.items()}
+        if measured.paired:
+            sent[PAIRED] = pack(measured.paired.to_tensors())
         return {SAID: config_of(self._said(len(labels))), **sent}
 
     def _spend(self, privacy: Privacy) -> None:

@@ -34,7 +34,7 @@ from fedcal.simulate.runs import FILES
 from fedcal.transport.flower import app as app_package
 from fedcal.transport.flower.keys import write_certificates, write_node_key
 from fedcal.transport.flower.strategy import CalibratedStrategy
-from fedcal.transport.flower.task import method_of
+from fedcal.transport.flower.task import spec_of_run
 from fedcal.transport.flower.warm import write_commands
 
 ENVIRONMENT = {
@@ -132,7 +132,7 @@ def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool =
     config = config.resolve()
     about = DATASETS[config.data]
     CalibratedStrategy(
-        FedAvg(), method_of(config), n_classes=len(about.classes), **options
+        FedAvg(), spec_of_run(config), n_classes=len(about.classes), **options
     )  # says what is wrong with them
     if options.get("timeout", 1) <= 0:
         raise FedCalError(f"timeout must be above 0, not {options['timeout']}")

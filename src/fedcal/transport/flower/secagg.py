@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -33,11 +32,11 @@ from flwr.serverapp import Grid
 from fedcal.base.logits import Params
 from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
+from fedcal.methods import get_method, method_from_json, method_to_json
 from fedcal.methods.fedcal_plus import FedCalPlus
 from fedcal.methods.method import Additive, Method
 from fedcal.protocol.privacy import last_question, stopped
-from fedcal.protocol.rounds import Calibration, advance, begin, check_method
-from fedcal.protocol.scaler_file import method_of
+from fedcal.protocol.rounds import Calibration, advance, begin
 from fedcal.transport.files.server import stand_in
 from fedcal.transport.flower.records import to_record
 
@@ -55,7 +54,7 @@ class SecureClient(NumPyClient):
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         about = json.loads(str(config["fedcal"]))
-        method = method_of(about["method"], about["options"])
+        method = method_from_json(about)
         asked = {
             name: torch.from_numpy(np.array(value)) for name, value in zip(about["names"], parameters, strict=True)
         }
@@ -90,23 +89,23 @@ def secure_fit(
     grid: Grid, method: str, n_classes: int, *, timeout: float = 300.0, **options: Any
 ) -> tuple[Calibration, dict[str, Any]]:
     """Fit over all nodes of the grid. Returns the calibration, and what it took: rounds, nodes, the bound of the error."""
-    chosen = check_method(method, options)
+    chosen = get_method(method, **options)
     nodes = sorted(grid.get_node_ids())
     if not isinstance(chosen, Additive):
         raise FedCalError(
-            f"{method} does not only add: choose fed-ts, fed-bias or another that does (`fedcal methods`)"
+            f"{chosen.name} does not only add: choose fed-ts, fed-bias or another that does (`fedcal methods`)"
         )
     if isinstance(chosen, FedCalPlus):
         raise FedCalError("fedcal-plus builds on what its nodes kept, which this protocol's do not: choose fed-bias")
     if not 3 <= len(nodes) <= MOST_NODES:
         raise FedCalError(f"secure aggregation needs 3 to {MOST_NODES} nodes, not {len(nodes)}")
-    state, scales, rounds = begin(chosen, n_classes, 0, method), dict[str, float](), 0
+    state, scales, rounds = begin(chosen, n_classes, 0), dict[str, float](), 0
     worst = 0.0
     while not state.done:
         like = stand_in(chosen, n_classes, [state.question])
         mine = {name: scales.get(name, FIRST) for name in sorted(like)}
         rounds += 1
-        total, clipped = _round(grid, nodes, method, chosen, state.question, mine, like, rounds, timeout)
+        total, clipped = _round(grid, nodes, chosen, state.question, mine, like, rounds, timeout)
         if clipped:
             scales |= {name: mine[name] * LARGER for name in clipped}
             continue
@@ -128,11 +127,11 @@ def _settled(method: Method, before: Params, question: Params) -> bool:
 
 
 def _round(
-    grid: Grid, nodes: list[int], name: str, method: Method, question: Params, scales: dict[str, float], like: Params,
+    grid: Grid, nodes: list[int], method: Method, question: Params, scales: dict[str, float], like: Params,
     number: int, timeout: float,
 ) -> tuple[Params, list[str]]:  # fmt: skip
     """One question: the total of the answers, and the tensors that some node had to clip."""
-    about = {"method": name, "options": asdict(method), "names": list(question), "scales": scales}
+    about = {**method_to_json(method), "names": list(question), "scales": scales}
     proxies = [GridClientProxy(node, grid, 0) for node in nodes]
     strategy = _Ask(proxies, {"fedcal": json.dumps(about)})
     context = LegacyContext(Context(0, 0, {}, RecordDict(), {}), strategy=strategy)

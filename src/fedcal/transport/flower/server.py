@@ -22,31 +22,27 @@ from fedcal.base.checks import check_whole
 from fedcal.base.logits import Params
 from fedcal.base.store import nest
 from fedcal.errors import FedCalError
-from fedcal.measure.paired import FINEST, Paired
-from fedcal.measure.tally import Tally
+from fedcal.measure.views import Measured, add_up
 from fedcal.methods import Update
 from fedcal.methods.method import Additive, Averaged, n_bytes, total
 from fedcal.protocol.checks import Expected, declared_squares, digest
 from fedcal.protocol.privacy import Privacy, stopped
 from fedcal.protocol.rounds import advance, begin, check_method, plain
 from fedcal.transport.files.server import stand_in
-from fedcal.transport.flower.checks import check_said, local_privacy, read_answer, read_paired, too_far
+from fedcal.transport.flower.checks import check_said, local_privacy, read_answer, read_measured, too_far
 from fedcal.transport.flower.grid import ask
 from fedcal.transport.flower.records import (
     ABOUT,
     ASKED,
     MODEL,
-    PAIRED,
     QUESTION,
     SAID,
-    TALLY,
     VIEWS,
     config_of,
     from_record,
     pack,
     size,
     take_out,
-    unpack,
 )
 from fedcal.transport.flower.robust import Robust, robust_mean
 
@@ -76,7 +72,6 @@ class Calibrator:
     fitted: int = 0  # rounds on the frozen model so far
     releases: int = 0  # sums that a program has seen, over all beginnings: what a privacy budget counts
     restarts: int = 0
-    paired: Paired | None = None  # of the nodes that measured, all together
 
     def __post_init__(self) -> None:
         self.method = check_method(self.name, self.options)
@@ -250,31 +245,19 @@ class Calibrator:
         self.state, self.asked, self.n, self.squares = fresh, [], {}, {}
         self.fitted, self.restarts = 0, self.restarts + 1
 
-    def measure(self, grid: Grid, nodes: list[int], model: ArrayRecord, timeout: float) -> dict[str, dict[str, Tally]]:
-        """Each node's tallies under no scaler (`uncal`), the global one (`local`) and its own (`own`).
-
-        What compares these views on the same samples is added up in `paired`.
-        """
+    def measure(self, grid: Grid, nodes: list[int], model: ArrayRecord, timeout: float) -> Measured:
+        """Each node's samples under no scaler (`uncal`), the global one (`local`) and its own (`own`), by node name."""
         began = time.perf_counter()
         replies, cost = self._ask(grid, nodes, "finish", model, timeout)
-        found: dict[str, dict[str, Tally]] = {view: {} for view in VIEWS}
-        comparable, self.paired = self.n_bins * len(VIEWS) <= FINEST, None
+        found: dict[str, Measured] = {}
         for node, records in sorted(replies.items()):
             try:
-                name = self._name(node, records, dict.fromkeys(found["own"], Update({}, 0)))
-                sums = {view: unpack(records.get(TALLY + view)) for view in found}
-                tallies = {view: Tally.from_tensors(tensors) for view, tensors in sums.items()}
-                if any(len(tally.classwise) != self.n_classes for tally in tallies.values()):
-                    raise FedCalError(f"{name} measures {len(tallies['uncal'].classwise)} classes")
-                pairs = read_paired(name, records.get(PAIRED), tallies["own"]) if comparable else None
+                name = self._name(node, records, dict.fromkeys(found, Update({}, 0)))
+                found[name] = read_measured(name, records, self.n_classes, self.n_bins)
             except FedCalError as error:
                 self.blame(node, str(error))
-                continue
-            for view, tally in tallies.items():
-                found[view][name] = tally
-            self.paired = self.paired + pairs if self.paired and pairs else pairs
-        self.note("evaluation", dict.fromkeys(found["own"], Update({}, 0)), cost, began)
-        return {view: dict(sorted(by_name.items())) for view, by_name in found.items()}
+        self.note("evaluation", dict.fromkeys(found, Update({}, 0)), cost, began)
+        return add_up(found.values()).select({view: view for view in VIEWS}, sorted(found)) if found else Measured({})
 
     def _ask(
         self, grid: Grid, nodes: list[int], phase: str, model: ArrayRecord, timeout: float

@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcal.base.store import finite, write_json
 from fedcal.errors import FedCalError
-from fedcal.measure.tally import Tally, over_clients, pooled
+from fedcal.measure.views import Measured
 from fedcal.methods import DEFAULT
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.rounds import Calibration
@@ -71,7 +71,7 @@ class CalibratedStrategy(Strategy):
         self.calibrator = Calibrator(method, options, n_classes, seed, robust, privacy, n_bins)
         self.folder = Path(folder) if folder else None
         self.checkpoint = Checkpoint(self.folder / "checkpoint", self.calibrator, inner) if self.folder else None
-        self.tallies: dict[str, dict[str, Tally]] = {}
+        self.measured = Measured({})
         self._phase = "train" if self.calibrator.method.schedule == "interleaved" else "meet"
         self._silences = Counter[int]()  # how often a node let a training round time out
         self._back: dict[int, int] = {}  # the round from which on it is asked again: later each time
@@ -116,8 +116,8 @@ class CalibratedStrategy(Strategy):
         if self.calibrator.method.rounds:
             limit = min(timeout, self.timeout)
             nodes = self.calibrator.fit(grid, nodes, arrays, limit, self._save_round)
-        self.tallies = self.calibrator.measure(grid, nodes, arrays, min(timeout, self.timeout))
-        if not self.tallies["own"]:
+        self.measured = self.calibrator.measure(grid, nodes, arrays, min(timeout, self.timeout))
+        if not self.measured.clients:
             reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.calibrator.faults}))
             raise FedCalError(f"no node is left to measure with ({reasons}): go on from the checkpoint, or start anew")
         metrics = {f"fedcal-{key}": value for key, value in self.metrics()["global"].items()}
@@ -180,14 +180,13 @@ class CalibratedStrategy(Strategy):
 
     def metrics(self) -> dict[str, Any]:
         """Metrics of all nodes' test samples together (`global`, and `uncal` before), and means over nodes."""
-        views = {view: by_name for view, by_name in self.tallies.items() if by_name}
-        if not views:
+        if not self.measured.clients:
             return {}
         return {
-            "uncal": pooled(list(views["uncal"].values())).summary(),
-            "global": pooled(list(views["local"].values())).summary(),
-            "local": over_clients(list(views["local"]), list(views["local"].values())),
-            "own": over_clients(list(views["own"]), list(views["own"].values())),
+            "uncal": self.measured.pooled("uncal").summary(),
+            "global": self.measured.pooled("local").summary(),
+            "local": self.measured.over_clients("local"),
+            "own": self.measured.over_clients("own"),
         }
 
     def report(self) -> dict[str, Any]:
@@ -203,7 +202,7 @@ class CalibratedStrategy(Strategy):
             "calibration_rounds": c.fitted,
             "restarts": c.restarts,
             "fitted_by": last[-1] if last else [],
-            "measured_by": list(self.tallies.get("own", {})),
+            "measured_by": self.measured.clients,
             "faults": c.faults,
             "rounds": c.rounds,
             "bytes_up": c.state.total_up,

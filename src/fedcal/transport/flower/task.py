@@ -91,18 +91,16 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
     name, calibrator = strategy.calibrator.name, strategy.calibrator
-    here = [client for client in state.clients if client.name in strategy.tallies["own"]]
-    tallies = {view: [by_name[client.name] for client in here] for view, by_name in strategy.tallies.items()}
+    here = [client for client in state.clients if client.name in strategy.measured.clients]
     state = replace(
         state,
         clients=here,
         skew=skew(here, len(state.classes)),
         calibrations={"uncal": Calibration(get_method("uncal"), {}, updates=1, name="uncal"), name: calibrator.state},
     )
-    both = {"uncal": {"local": tallies["uncal"], "own": tallies["uncal"]}}
-    measured = {**both, name: {"local": tallies["local"], "own": tallies["own"]}}
-    paired = calibrator.paired.renamed({"uncal": "uncal", "local": name}) if calibrator.paired else None
-    results = summarise(state, measured, paired)
+    order = [client.name for client in here]
+    views = {"local": {"uncal": "uncal", "local": name}, "own": {"uncal": "uncal", "own": name}}
+    results = summarise(state, {kind: strategy.measured.select(names, order) for kind, names in views.items()})
     about = {
         "schema": SCHEMA,
         "model": state.config.model,

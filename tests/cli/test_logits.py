@@ -15,10 +15,8 @@ import torch
 
 import fedcal
 from fedcal import FedCalError
-from fedcal.cli import own_logits
 from fedcal.cli.main import main
 from fedcal.data.logit_files import read_site
-from fedcal.measure import reliability
 from fedcal.protocol.scaler_file import load_scaler
 
 FILES = ["siteA.npz", "siteB.csv", "siteC.parquet"]
@@ -130,9 +128,9 @@ def test_the_same_seed_gives_the_same_bytes(place: Path, capsys: pytest.CaptureF
 
 
 def test_options_reach_the_method(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command(capsys, "calibrate siteA.npz siteB.csv --accuracy keep --option informed=false --out cal -q")
+    command(capsys, "calibrate siteA.npz siteB.csv --method fedcal-plus:accuracy=keep,informed=false --out cal -q")
     options = json.loads(Path("cal/summary.json").read_text())["options"]
-    assert (options["accuracy"], options["informed"]) == ("keep", False)
+    assert options == {"accuracy": "keep", "informed": False}
     scaler = load_scaler("cal/scaler.safetensors")
     assert np.array_equal(scaler.predict_proba(draw(9)[0]).argmax(1), draw(9)[0].argmax(1))
 
@@ -238,10 +236,14 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "parquet damaged": (text("hello", "x.parquet"), "calibrate x.parquet --out new", "cannot be read as Parquet"),
     "method unknown": (npz(), CAL + " --method fedcla", "did you mean 'fedcal'?"),
     "method of training": (npz(), CAL + " --method fedcal-literal", "fitted while a model is trained"),
-    "option unknown": (npz(), CAL + " --option hiden=3", "unknown option 'hiden'"),
-    "option without value": (npz(), CAL + " --option informed", "expected NAME=VALUE"),
-    "option of other kind": (npz(), CAL + " --option informed=3", "informed must be bool, not 3"),
-    "accuracy unknown": (npz(), CAL + " --accuracy kep", "unknown accuracy 'kep': did you mean 'keep'?"),
+    "option unknown": (npz(), CAL + " --method fedcal:hiden=3", "unknown option 'hiden'"),
+    "option without value": (npz(), CAL + " --method fedcal-plus:informed", "option 'informed' has no value"),
+    "option of other kind": (npz(), CAL + " --method fedcal-plus:informed=3", "informed must be true or false"),
+    "accuracy unknown": (
+        npz(),
+        CAL + " --method fedcal-plus:accuracy=kep",
+        "unknown accuracy 'kep': did you mean 'keep'?",
+    ),
     "out taken": (npz(), "calibrate x.npz --out ts", "ts/scaler.safetensors exists"),
     "apply other K": (npz(logits=draw(0, k=4)[0]), "apply ts/scaler.safetensors x.npz --out p.npz", "4 classes for a"),
     "apply unknown client": (
@@ -266,27 +268,8 @@ def test_bad_files(case: tuple[Callable[[], Any], str, str], place: Path, capsys
     assert snapshot(place) == before
 
 
-def test_measuring_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    sites = {f"site{s}": tuple(map(torch.from_numpy, draw(s))) for s in range(3)}
-    views = {"before": lambda _, logits: logits, "after": lambda name, logits: logits / (2 + (name == "site1"))}
-    whole = own_logits.measure(sites, views)
-    monkeypatch.setattr(reliability, "ENTRIES", 7 * K)  # seven rows
-    small = own_logits.measure(sites, views)
-    for view, tallies in whole.tallies.items():
-        for name, tally in tallies.items():
-            assert small.tallies[view][name].reliability == tally.reliability
-            assert small.tallies[view][name].summary() == pytest.approx(tally.summary(), rel=1e-12)
-    assert small.change("after") == pytest.approx(whole.change("after"), rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ((-0.05, -0.07, -0.02), "5.00 points lower"),
-        ((0.01, -0.02, 0.03), "1.00 points higher"),
-        ((0.02, 0.01, 0.03), "a clear"),
-    ],
-)
-def test_a_change_in_words(change: tuple[float, float, float], said: str) -> None:
-    text = own_logits.in_words(change)
-    assert said in text and ("not told apart" in text) == (change[1] <= 0 <= change[2])
+def test_no_site_is_named_like_the_pooled_row(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("siteA.npz").rename("pooled.npz")
+    for line in ("evaluate pooled.npz", "calibrate pooled.npz siteB.csv --method fed-ts --out new -q"):
+        assert "a site cannot be named 'pooled'" in command(capsys, line, code=2)
+    assert not Path("new").exists()

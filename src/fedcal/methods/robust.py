@@ -7,17 +7,16 @@ from typing import Literal
 import torch
 
 from fedcal.base.logits import Params
-from fedcal.methods.method import Update
 
 Robust = Literal["median", "trimmed"]
 TRIM = 0.2  # the share of clients left out at either end
 
 
-def robust_mean(updates: list[Update], how: Robust) -> Params:
+def robust_mean(scalers: list[Params], how: Robust) -> Params:
     """The median of the clients' values, or the mean without the lowest and the highest fifth (at least one each)."""
     out: Params = {}
-    for name, first in updates[0].content.items():
-        values = torch.stack([update.content[name].double() for update in updates]).sort(dim=0).values
+    for name, first in scalers[0].items():
+        values = torch.stack([params[name].double() for params in scalers]).sort(dim=0).values
         n = len(values)
         cut = (n - 1) // 2 if how == "median" else min(max(1, round(TRIM * n)), (n - 1) // 2)
         out[name] = values[cut : n - cut].mean(dim=0).to(first.dtype)

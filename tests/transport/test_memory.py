@@ -23,7 +23,7 @@ def test_one_default_everywhere():
     )
     for call in (fedcal.calibrate, fedcal.FederatedCalibrator, strategy.CalibratedStrategy):
         assert inspect.signature(call).parameters["method"].default == DEFAULT
-    assert fedcal.calibrate([(LOGITS, LABELS)]).name == DEFAULT
+    assert fedcal.calibrate([(LOGITS, LABELS)]).method.name == DEFAULT
 
 
 @pytest.mark.parametrize("command", ["calibrate", "federate", "server start"])
@@ -36,9 +36,7 @@ def test_one_default_at_the_command_line(command):
 
 def test_repr_is_one_short_line():
     fitted = fedcal.calibrate({"a": (LOGITS, LABELS), "b": (LOGITS, LABELS)}, "avg-t")
-    assert (
-        repr(fitted) == "<Calibration avg-t: logits of 3 classes, 2 clients, 1 round, 8 bytes up and 8 down per client>"
-    )
+    assert repr(fitted) == "<Scaler avg-t: logits of 3 classes, 2 clients, 1 round, 8 bytes up and 16 down per client>"
     assert "probabilities" in repr(fedcal.calibrate([(np.eye(3), [0, 1, 2])], "avg-t", probs=True))
 
 

@@ -1,0 +1,59 @@
+"""Queries: what a server asks of every client, as typed values that any transport can carry."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Leaf = Tensor | str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Query:
+    """What the server wants to know. Fields are tensors, numbers, strings, and tuples, dicts or dataclasses of them."""
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Iterate over all tensors, numbers and strings of a query, each under the path that leads to it."""
+    if is_dataclass(value):
+        yield f"{name}:", type(value).__name__
+        parts = [(entry.name, getattr(value, entry.name)) for entry in fields(value)]
+    elif isinstance(value, dict):
+        parts = list(value.items())
+    elif isinstance(value, tuple):
+        parts = list(enumerate(value))
+    else:
+        yield name, value
+        return
+    for key, part in parts:
+        yield from leaves(part, f"{name}/{key}")
+
+
+def fingerprint(query: Query) -> str:
+    """Return a digest of a query's type and of all its values."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, leaf in leaves(query):
+        if isinstance(leaf, Tensor):
+            digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)} ".encode())
+            digest.update(leaf.detach().contiguous().numpy().tobytes())
+        else:
+            digest.update(f"{name} {leaf!r} ".encode())
+    return digest.hexdigest()
+
+
+def contiguous(value: Any) -> Any:
+    """Copy a query with fresh, contiguous tensors, as a file gives them back: all transports then agree bit for bit."""
+    if isinstance(value, Tensor):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, dict):
+        return {key: contiguous(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(contiguous(part) for part in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{entry.name: contiguous(getattr(value, entry.name)) for entry in fields(value)})
+    return value

@@ -1,0 +1,102 @@
+"""What `fedcal calibrate` does: fit a scaler on files, and estimate how good it is on samples that it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcal.base.seeds import numpy_rng
+from fedcal.errors import FedCalError
+from fedcal.measure.views import Measured, View, measure, unchanged
+from fedcal.methods import Method, method_to_json
+from fedcal.protocol import Scaler, Server
+from fedcal.report.sites import metrics_json
+from fedcal.transport.memory import Exchange
+
+Sites = Mapping[str, tuple[Tensor, Tensor]]
+HELD_OUT = 5  # one sample of so many is held out for the estimate
+
+
+def fit(sites: Sites, method: Method, seed: int, on_round: Callable[[Server], None]) -> Scaler:
+    """Fit like `fedcal.calibrate`, with the sites sorted by name, so that an exchange of files gives the same bytes.
+
+    Args:
+        sites: each site's logits and labels.
+        method: the method.
+        seed: the same seed gives the same scaler.
+        on_round: called after every round.
+
+    Raises:
+        FedCalError: the method needs a model in training.
+    """
+    samples = dict(sorted(sites.items()))
+    if not method.rounds and method.name != "uncal":
+        raise FedCalError(
+            f"{method.name} is fitted while a model is trained: choose another, or --method {method.name}:rounds=30"
+        )
+    n_classes = next(iter(samples.values()))[0].shape[1]
+    return Exchange(Server(method, n_classes, seed, history=False)).run(samples, on_round)
+
+
+def hold_out(sites: Sites, seed: int) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, tuple[Tensor, Tensor]]]:
+    """Split every site's samples at random.
+
+    Returns:
+        The samples to fit on, and a fifth to measure on (nothing of a site with fewer than five samples).
+    """
+    kept, held = {}, {}
+    for name, (logits, labels) in sites.items():
+        order = torch.from_numpy(numpy_rng(seed, "held-out", name).permutation(len(labels)))
+        cut = len(labels) // HELD_OUT
+        held[name] = logits[order[:cut]], labels[order[:cut]]
+        kept[name] = logits[order[cut:]], labels[order[cut:]]
+    return kept, held
+
+
+def estimate(fitted: Scaler, held: Sites) -> Measured:
+    """Measure the sites with held-out samples: `before`, by the `global` scaler, and by each site's personal one (`own`)."""
+    views: dict[str, View] = {
+        "before": unchanged,
+        "global": lambda _, logits: fitted.apply(logits, probs=False),
+        "own": lambda site, logits: fitted.apply(logits, site, probs=False),
+    }
+    return measure({site: samples for site, samples in held.items() if len(samples[1])}, views)
+
+
+def summary(final: Scaler, sites: Sites, seed: int, estimated: Measured | None) -> dict[str, Any]:
+    """The content of summary.json: what was fitted, what it cost, who took part, and the estimate.
+
+    Args:
+        final: the scaler, fitted on all samples.
+        sites: those samples.
+        seed: of the fit.
+        estimated: what `estimate` gave; None where no samples could be held out.
+    """
+    n = {site: len(labels) for site, (_, labels) in sites.items()}
+    return {
+        "schema": 1,
+        **method_to_json(final.method),
+        "seed": seed,
+        "classes": final.n_classes,
+        "n": sum(n.values()),
+        "clients": n,
+        "scaler": {
+            "data": "fitted on all samples of all clients",
+            "parts": sorted(final.params),
+            "rounds": final.ledger.rounds,
+            "bytes_up_per_client": final.ledger.total_up,
+            "bytes_down_per_client": final.ledger.total_down,
+        },
+        "estimate": {
+            "data": "fitted on four fifths of each client's samples, measured on the other fifth, which it has not seen",
+            **{view: metrics_json(estimated.rows(view)) for view in estimated.tallies},
+            "ece_change": {
+                view: list(estimated.difference(view, "before")) for view in estimated.tallies if view != "before"
+            },
+        }
+        if estimated
+        else None,
+    }

@@ -1,0 +1,187 @@
+"""A client's samples, prepared for sums: in the order of their folds, row-centred, a cache-sized chunk at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedcal.base.folds import FOLDS, folds, part
+from fedcal.base.logits import BLOCK
+from fedcal.exact.linear import apply_linear, centred_columns
+from fedcal.exact.temperature import KEPT, temperature_sums
+
+ALL = -1  # stands for a fold's number where nothing is left out
+
+
+@dataclass(frozen=True)
+class FoldMap:
+    """A linear map for every fold, fitted without that fold's samples; or one map, under ALL, for all samples."""
+
+    family: str
+    at: dict[int, Tensor]  # parameters by fold
+
+
+class Prepared:
+    """The samples of one client, or of several small ones that reply as one.
+
+    They are read, and what replies need of them is computed, when that is first used. Everything kept here follows from
+    the samples: losing it costs time and nothing else.
+
+    Args:
+        read: gives logits (N, K) and labels (N,).
+        counts: how many of the samples each client has, one client after the other; all of one client if not given.
+    """
+
+    def __init__(self, read: Callable[[], tuple[Tensor, Tensor]], counts: list[int] | None = None) -> None:
+        self._read, self._counts = read, counts
+        self._latest: tuple[tuple[float, bool], Part] | None = None
+
+    @cached_property
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        return self._read()
+
+    @property
+    def logits(self) -> Tensor:
+        return self._samples[0]
+
+    @property
+    def labels(self) -> Tensor:
+        return self._samples[1]
+
+    @property
+    def counts(self) -> list[int]:
+        return self._counts or [len(self.labels)]
+
+    @cached_property
+    def client(self) -> Tensor:
+        """Which of the clients each sample belongs to."""
+        if len(self.counts) == 1:
+            return torch.zeros((), dtype=torch.int64).expand(len(self.labels))
+        return torch.repeat_interleave(torch.arange(len(self.counts)), torch.tensor(self.counts))
+
+    def part(self, share: float = 1.0, folded: bool = True) -> Part:
+        """Return that share of the samples, sorted by fold if `folded`; the latest result is kept."""
+        key = share, folded
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, Part(self, share, folded)
+        return self._latest[1]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples that are handled at once: row-centred logits in float64, labels, and how many are of each fold, in order."""
+
+    z: Tensor  # (n, K), with classes first in memory, which is what sums run fastest along
+    y: Tensor
+    sizes: list[int]
+
+    def outside(self, fold: int) -> tuple[Tensor, Tensor]:
+        """Return logits and labels of the samples outside this fold."""
+        columns, y = outside(self.sizes, fold, self.z.T, self.y)
+        return columns.T, y
+
+    def out_of_fold(self, fold_map: FoldMap) -> Tensor:
+        """Apply to each sample the map that was fitted without its fold."""
+        family, at = fold_map.family, fold_map.at
+        if ALL in at:
+            return apply_linear(family, at[ALL], self.z)
+        by_fold = self.z.split(self.sizes)
+        return torch.cat([apply_linear(family, at[f], z).T for f, z in enumerate(by_fold)], 1).T
+
+
+class Part:
+    """Samples in the order that sums want: one fold after the other."""
+
+    def __init__(self, samples: Prepared, share: float, folded: bool) -> None:
+        self._samples, self._logits, self._rows = samples, samples.logits, None
+        self.k, self.sizes = samples.logits.shape[1], [len(samples.labels), *[0] * (FOLDS - 1)]  # samples of each fold
+        if folded or share < 1:
+            self._rows, self.sizes = _rows(samples, share, folded)
+        self.y = samples.labels if self._rows is None else samples.labels[self._rows]
+
+    @property
+    def logits(self) -> Tensor:
+        return self._logits if self._rows is None else self._logits[self._rows]
+
+    @property
+    def client(self) -> Tensor:
+        """Which of the clients each sample belongs to."""
+        client = self._samples.client
+        alike = self._rows is None or len(self._samples.counts) == 1
+        return client[: len(self.y)] if alike else client[self._rows]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Iterate over all samples, as many at a time as fit a core's cache; a small client is one chunk, which is kept."""
+        if self.k * len(self.y) <= BLOCK:
+            yield self._small
+            return
+        rows, first = max(1, BLOCK // self.k), 0
+        for fold, size in enumerate(self.sizes):
+            for start in range(first, first + size, rows):
+                stop = min(start + rows, first + size)
+                sizes = [stop - start if f == fold else 0 for f in range(FOLDS)]
+                yield Chunk(self._columns(start, stop), self.y[start:stop], sizes)
+            first += size
+
+    @cached_property
+    def _small(self) -> Chunk:
+        return Chunk(self._columns(0, len(self.y)), self.y, self.sizes)
+
+    def _columns(self, start: int, stop: int) -> Tensor:
+        """Return the row-centred logits of these samples."""
+        if self.k * len(self.y) <= KEPT:
+            return self._all[start:stop]
+        rows = slice(start, stop) if self._rows is None else self._rows[start:stop]
+        return centred_columns(self._logits[rows])
+
+    @cached_property
+    def _all(self) -> Tensor:
+        return centred_columns(self.logits)
+
+    @cached_property
+    def slope(self) -> Callable[[float], tuple[float, float]]:
+        """The loss's first two derivatives by 1/T."""
+        return temperature_sums(self.logits, self.y)
+
+
+def outside(sizes: list[int], fold: int, *values: Tensor) -> list[Tensor]:
+    """Leave a fold out of values whose last axis runs along the samples, fold after fold.
+
+    Args:
+        sizes: samples of each fold.
+        fold: the fold to leave out, or ALL to leave nothing out.
+        values: tensors.
+
+    Returns:
+        Each of `values` without that fold.
+    """
+    if fold == ALL or not sizes[fold]:
+        return list(values)
+    first = sum(sizes[:fold])
+    after = first + sizes[fold]
+    return [torch.cat([value[..., :first], value[..., after:]], -1) for value in values]
+
+
+def _rows(samples: Prepared, share: float, folded: bool) -> tuple[Tensor, list[int]]:
+    """The samples of that share in the order of their folds, and how many are of each; every client has its own folds.
+
+    A sample's fold is the one that it has among all samples of its client.
+    """
+    if (
+        len(samples.counts) == 1 and share == 1
+    ):  # the general case below would hold several arrays of the samples' length
+        fold = folds(samples.logits, samples.labels)
+        return fold.argsort(stable=True), fold.bincount(minlength=FOLDS).tolist()
+    rows, found, first = [], [], 0
+    for count in samples.counts:
+        logits, labels = samples.logits[first : first + count], samples.labels[first : first + count]
+        mine = part(share, logits, labels) if share < 1 else torch.arange(count)
+        rows.append(first + mine)
+        found.append(folds(logits, labels)[mine] if folded and len(mine) else torch.zeros_like(mine).char())
+        first += count
+    fold = torch.cat(found)
+    return torch.cat(rows)[fold.argsort(stable=True)], fold.bincount(minlength=FOLDS).tolist()

@@ -1,0 +1,190 @@
+"""A method and its options in one notation, the same everywhere.
+
+    command line   --method fedcal-plus:accuracy=keep,prior_shift=true
+    Python         method="fedcal-plus", accuracy="keep", prior_shift=True   (or the text above as `method`)
+    files          {"method": "fedcal-plus", "options": {"accuracy": "keep", "prior_shift": true}}
+
+The text is called a spec. Options are the method's fields that are made by `option` (method.py). `get_method` is the only
+way from a spec to a method, and checks every option's name, type and bounds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+from fedcal.base.checks import check_value
+from fedcal.errors import FedCalError, unknown
+from fedcal.methods.method import Method
+from fedcal.methods.registry import METHODS
+
+LONGEST = 120  # characters of a file's name
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a method."""
+
+    name: str
+    hint: Any  # int, float, bool or a Literal of strings; perhaps `| None`
+    help: str
+    rules: Mapping[str, float]  # bounds of a number
+
+    @property
+    def kind(self) -> Any:
+        """int, float or bool; str where there are choices."""
+        first = (get_args(self.hint) or (self.hint,))[0]
+        return str if isinstance(first, str) else first
+
+    @property
+    def may_be_none(self) -> bool:
+        return type(None) in get_args(self.hint)
+
+    @property
+    def expected(self) -> str:
+        """What may be written after the equals sign, in words: "improve or keep", "a whole number"."""
+        if self.kind in (int, float):
+            return "a whole number" if self.kind is int else "a number"
+        choices = get_args(self.hint) if self.kind is str else ("true", "false", "none")[: 2 + self.may_be_none]
+        return f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+    def read(self, text: str) -> Any:
+        """The value that a text means; the text itself if it means none, for `check` to refuse."""
+        if self.kind is bool:
+            return {"true": True, "false": False, "none": None}.get(text, text)
+        try:
+            return self.kind(text)
+        except ValueError:
+            return text
+
+    def check(self, value: Any) -> Any:
+        """The value, if it is of the right type and within bounds; a FedCalError if not."""
+        if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        right = isinstance(value, self.kind) and (self.kind is bool or not isinstance(value, bool))
+        if not right and not (value is None and self.may_be_none):
+            raise FedCalError(f"{self.name} must be {self.expected}, not {value!r}")
+        check_value(self.name, value, self.hint, self.rules)
+        return value
+
+
+def get_method(spec: Any, /, **options: Any) -> Method:
+    """The method that a spec names, with its options set.
+
+    Args:
+        spec: a name of METHODS, or a name with options: "fedcal-plus:accuracy=keep,prior_shift=true".
+        options: options as Python values.
+
+    Raises:
+        FedCalError: the method or an option is unknown, given twice, without a value, or of the wrong type.
+    """
+    if not isinstance(spec, str):
+        raise FedCalError(f"method must be a name (see `fedcal methods`), not {spec!r}")
+    name, colon, text = spec.partition(":")
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    method = METHODS[name]
+    known, values = options_offered(method), dict[str, Any]()
+    for part in text.split(",") if colon else []:
+        option, equals, value = (word.strip() for word in part.partition("="))
+        _check_name(name, option, known, option in values, spec)
+        if not equals or not value:
+            raise FedCalError(
+                f"{name}: option {option!r} has no value in {spec!r}: write {option}=VALUE ({known[option].expected})"
+            )
+        values[option] = known[option].read(value)
+    for option, value in options.items():
+        _check_name(name, option, known, option in values, spec)
+        values[option] = value
+    try:
+        return replace(method, **{option: known[option].check(value) for option, value in values.items()})
+    except FedCalError as error:
+        raise FedCalError(f"{name}: {error}") from None
+
+
+def options_offered(method: Method) -> dict[str, Option]:
+    """A method's options by name: its own first, then those that all methods of its kind have."""
+    return _options_of_class(type(method))
+
+
+def options_of(method: Method) -> dict[str, Any]:
+    """The options that differ from the registered method of that name, as plain JSON values."""
+    registered = _registered(method)
+    values = {option: getattr(method, option) for option in options_offered(method)}
+    return {option: value for option, value in values.items() if value != getattr(registered, option)}
+
+
+def spec_of(method: Method) -> str:
+    """The method as text that `get_method` reads: its name, and the options that differ from the registered method."""
+    options = [f"{option}={value_as_text(value)}" for option, value in options_of(method).items()]
+    return f"{method.name}:{','.join(options)}" if options else method.name
+
+
+def method_to_json(method: Method) -> dict[str, Any]:
+    """The method as it stands in a file."""
+    return {"method": method.name, "options": options_of(method)}
+
+
+def method_from_json(about: Mapping[str, Any]) -> Method:
+    """The method that a file names; other entries are ignored."""
+    name, options = about.get("method"), about.get("options")
+    if not isinstance(name, str) or name not in METHODS:
+        raise unknown("method", name, METHODS)
+    if not isinstance(options, dict):
+        raise FedCalError(f"{name}: options must be an object of names and values, not {options!r}")
+    return get_method(name, **options)
+
+
+def short_label(method: Method) -> str:
+    """The method for tables and figures: "fedcal-plus (keep)", "fedcal (lr=0.01)"."""
+    offered, shown = options_offered(method), list[str]()
+    for option, value in options_of(method).items():
+        shown.append(value if offered[option].kind is str else f"{option}={value_as_text(value)}")
+    return f"{method.name} ({', '.join(shown)})" if shown else method.name
+
+
+def file_name(spec: str) -> str:
+    """A spec as the name of a file on any system: a comma in place of the colon. What is too long ends in a hash."""
+    name = spec.replace(":", ",")
+    digest = hashlib.blake2b(spec.encode(), digest_size=4).hexdigest()
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{digest}"
+
+
+def value_as_text(value: Any) -> str:
+    """An option's value as a spec writes it."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+@cache
+def _options_of_class(kind: type[Method]) -> dict[str, Option]:
+    hints = get_type_hints(kind)
+    entries = [entry for entry in fields(kind) if "help" in entry.metadata]
+    entries.sort(key=lambda entry: entry.name in Method.__dataclass_fields__)
+    return {e.name: Option(e.name, hints[e.name], e.metadata["help"], e.metadata["rules"]) for e in entries}
+
+
+def _registered(method: Method) -> Method:
+    if method.name not in METHODS:
+        raise FedCalError(f"{method.name!r} is the name of no method of fedcal's: add the method to METHODS")
+    return METHODS[method.name]
+
+
+def _check_name(name: str, option: str, known: Mapping[str, Option], twice: bool, spec: str) -> None:
+    """Refuse an option that the method does not have, or that is given for a second time."""
+    if twice:
+        raise FedCalError(f"{name}: option {option!r} is given twice: give it once")
+    if option in known:
+        return
+    if not known:
+        raise FedCalError(f"{name} has no options: leave {option!r} out")
+    if not option:
+        raise FedCalError(f"{name}: an option is missing in {spec!r}: write {name}:OPTION=VALUE ({', '.join(known)})")
+    near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise FedCalError(f"{name}: unknown option {option!r}{hint}: its options are {', '.join(known)}")

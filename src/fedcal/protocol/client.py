@@ -1,0 +1,142 @@
+"""A client's side of a federation: it replies to requests from its own samples. No I/O.
+
+client = Client(method, logits, labels)
+reply = client.reply(request)              # in every round
+personal = client.personalize(scaler)      # at the end: what it makes of the scaler for itself
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedcal.base.checks import as_logits, check_labels
+from fedcal.base.logits import Params
+from fedcal.base.query import contiguous
+from fedcal.base.store import nest, unnest
+from fedcal.base.threads import one_thread
+from fedcal.errors import FedCalError
+from fedcal.exact.prepared import Prepared
+from fedcal.methods import Method, get_method
+from fedcal.protocol.checks import check_request
+from fedcal.protocol.messages import Reply, Request
+from fedcal.protocol.privacy import Privacy
+from fedcal.protocol.scaler import Scaler
+
+
+class LostState(FedCalError):
+    """A client's reply builds on its last one, and what it kept from that is gone."""
+
+
+class Client:
+    """One client, or several small ones that reply together.
+
+    Args:
+        method: a name (see `fedcal methods`) or a method.
+        logits: (N, K), of samples that the model was not trained on.
+        labels: (N,), the columns' numbers.
+        privacy: clips and noises what leaves, whatever the server asks (local differential privacy).
+    """
+
+    def __init__(self, method: str | Method, logits: Any, labels: Any, *, privacy: Privacy | None = None) -> None:
+        checked = as_logits(logits)
+        pair = checked, check_labels(labels, len(checked), checked.shape[1])
+        self._prepare(method, Prepared(lambda: pair), privacy)
+
+    @classmethod
+    def of(cls, method: Method, samples: Prepared, *, privacy: Privacy | None = None) -> Client:
+        """Make a client of samples that are checked already; they are read when they are needed."""
+        client = cls.__new__(cls)
+        client._prepare(method, samples, privacy)
+        return client
+
+    def _prepare(self, method: str | Method, samples: Prepared, privacy: Privacy | None) -> None:
+        self.method = get_method(method) if isinstance(method, str) else method
+        self.samples, self.privacy = samples, privacy
+        if privacy:
+            privacy.check(self.method)
+        self.releases = 0  # replies under local privacy so far
+        self.federation, self.round = "", 0  # of the last reply
+        self._before: Params = {}  # what it had kept before its last reply: a request may come twice
+        self.memory: Params = {}  # what it has kept since
+
+    @one_thread()
+    def reply(self, request: Request, *, check: bool = True) -> Reply:
+        """Reply to a request.
+
+        Args:
+            request: the server's.
+            check: whether to look if the method's server may ask that; not needed where the server is one's own.
+
+        Raises:
+            LostState: where the reply would have to build on what is gone.
+            FedCalError: where the request is none of this method's, or of an earlier round.
+        """
+        n = len(self.samples.labels)
+        if not n:
+            return Reply({}, 0, request.digest)
+        if check:
+            check_request(request, self.method)
+        memory = self._memory_before(request)
+        privacy = self.privacy or request.clipping
+        if self.privacy:
+            self._spend(self.privacy)
+        update = self.method.reply(request.query, self.samples, memory)
+        self._before, self.memory = memory, contiguous(update.memory)
+        self.federation, self.round = request.federation, request.round
+        content = (
+            privacy.at_client(self.method, request.query, self.samples, memory, update) if privacy else update.content
+        )
+        told = self._told(self.privacy) if self.privacy else {}
+        return Reply(contiguous(content), n, request.digest, update.notes, told, len(self.samples.counts))
+
+    @one_thread()
+    def personalize(self, scaler: Scaler) -> Params:
+        """Return the client's personal part of a scaler; empty where the global one serves.
+
+        It also works for a client that took no part.
+        """
+        if not len(self.samples.labels):
+            return {}
+        logits, labels = self.samples.logits.double(), self.samples.labels
+        return self.method.personal(contiguous(scaler.params), self.memory, logits, labels)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must outlive the client's process: tensors, and JSON values under `about`."""
+        about = {"federation": self.federation, "round": self.round, "releases": self.releases}
+        return {"tensors": nest("before", self._before) | nest("after", self.memory), "about": about}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the state of an earlier process.
+
+        Raises:
+            FedCalError: where it is damaged.
+        """
+        try:
+            about, tensors = state["about"], state["tensors"]
+            self.federation, self.round = str(about["federation"]), int(about["round"])
+            self.releases = int(about["releases"])
+            self._before, self.memory = contiguous(unnest("before", tensors)), contiguous(unnest("after", tensors))
+        except (KeyError, TypeError, ValueError) as error:
+            raise FedCalError(f"the client's state is damaged ({error}): delete it and start again") from None
+
+    def _memory_before(self, request: Request) -> Params:
+        """What the client had kept when the request was first made."""
+        if self.federation != request.federation:  # a new federation, or a client that is new to this one
+            all_take_part = self.method.schedule == "post-hoc"
+            if self.method.remembers and all_take_part and request.round > 1:
+                raise LostState(
+                    "what this client kept from its last reply is gone: bring its state back, or start again"
+                )
+            return {}
+        if request.round < self.round:
+            raise FedCalError(f"round {request.round} is past: this client has replied to round {self.round} already")
+        return self._before if request.round == self.round else self.memory
+
+    def _spend(self, privacy: Privacy) -> None:
+        """Count one release more, also where a request comes twice; none beyond the budget."""
+        if self.releases >= privacy.rounds:
+            raise FedCalError(f"the privacy budget of {privacy.rounds} releases is used up")
+        self.releases += 1
+
+    def _told(self, privacy: Privacy) -> dict[str, Any]:
+        return privacy.report("local", self.releases) | {"left": privacy.rounds - self.releases}

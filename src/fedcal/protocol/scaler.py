@@ -1,0 +1,157 @@
+"""The fitted thing: it turns logits into calibrated probabilities, for the federation or for one of its clients.
+
+In a file (safetensors) it is the global scaler under `global/`, and each client's personal part under `personal/NAME/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs
+from fedcal.base.labels import check_classes
+from fedcal.base.logits import Params, by_rows, ordered_softmax
+from fedcal.base.store import nest, read_tensors, unnest, write_tensors
+from fedcal.base.threads import one_thread
+from fedcal.errors import FedCalError, counted, unknown
+from fedcal.methods import METHODS, Method, method_from_json, method_to_json
+from fedcal.protocol.ledger import Ledger
+
+SCHEMA = 2
+
+
+@dataclass
+class Scaler:
+    """A global scaler, and personal ones of clients.
+
+    >>> scaler = fedcal.calibrate([(logits_a, labels_a), (logits_b, labels_b)])
+    >>> scaler.predict_proba(new_logits)               # for the federation
+    >>> scaler.predict_proba(new_logits, client=0)     # for its first client
+    """
+
+    method: Method
+    params: Params  # of the global scaler
+    n_classes: int  # K of the logits that it takes
+    personal: dict[str, Params] = field(default_factory=dict)  # by client; empty where the global scaler serves
+    classes: tuple[Any, ...] = ()  # the label of each column; empty: labels are the columns' numbers
+    probs: bool | None = None  # whether it takes probabilities (True) or logits (False); None: logits, nobody said so
+    ledger: Ledger = field(default_factory=Ledger)  # what the fit has cost; not saved
+
+    def __repr__(self) -> str:
+        clients = f", {counted(len(self.personal), 'client')}" if self.personal else ""
+        kind = "probabilities" if self.probs else "logits"
+        cost = ""
+        if (books := self.ledger).rounds:
+            cost = (
+                f", {counted(books.rounds, 'round')}, {books.total_up} bytes up and {books.total_down} down per client"
+            )
+        return f"<Scaler {self.method.name}: {kind} of {self.n_classes} classes{clients}{cost}>"
+
+    def apply(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
+        """Calibrate logits.
+
+        Args:
+            logits: (N, K), or (N,) scores of two classes.
+            client: whose personal scaler to use; the global one if not given.
+            probs: whether these are probabilities; if not given, what the scaler was fitted on.
+
+        Returns:
+            Calibrated logits in float64: a tensor if a tensor was given, else an array.
+        """
+        return self._by_rows(lambda calibrated: calibrated, logits, client, probs)
+
+    def predict_proba(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
+        """Return calibrated probabilities; takes what `apply` takes."""
+        return self._by_rows(ordered_softmax, logits, client, probs)
+
+    def _by_rows(
+        self, then: Callable[[Tensor], Tensor], scores: Any, client: str | int | None, probs: bool | None
+    ) -> Tensor | np.ndarray:
+        """What `then` makes of calibrated logits: a tensor where the user gave one, on its device; else an array."""
+        logits, personal = self._logits(scores, probs), self.personal_of(client)
+        found = by_rows(lambda block: then(self.method.apply_personal(self.params, personal, block.double())), logits)
+        return found.to(scores.device) if isinstance(scores, Tensor) else found.numpy()
+
+    def _logits(self, scores: Any, probs: bool | None) -> Tensor:
+        """The logits that the method takes, of as many classes as it was fitted on."""
+        kind = self.probs if probs is None else check_kind(probs)
+        logits = as_logits(scores, kind)
+        self.check_width(logits)
+        if kind is None and look_like_probs(logits):
+            warn_of_probs()
+        return logits
+
+    def personal_of(self, client: str | int | None) -> Params:
+        """Return that client's personal scaler; empty where the global one serves.
+
+        Raises:
+            FedCalError: if the client is unknown.
+        """
+        if client is not None and self.personal and str(client) not in self.personal:
+            raise FedCalError(f"{unknown('client', str(client), self.personal)}; leave it out for the global scaler")
+        return self.personal.get(str(client), {}) if client is not None else {}
+
+    def check_width(self, logits: Tensor) -> None:
+        """Refuse logits of another number of classes."""
+        if logits.shape[1] != self.n_classes:
+            raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
+
+    @one_thread()
+    def welcome(self, client: str | int, logits: Any, labels: Any = None, *, probs: bool | None = None) -> None:
+        """Make a personal scaler for a client that took no part, from samples of its own.
+
+        Args:
+            client: its name.
+            logits: of its samples.
+            labels: of the same; may be left out for fedcal-plus.
+            probs: as for `apply`.
+        """
+        scores = self._logits(logits, probs).double()
+        if labels is not None:
+            labels = check_labels(labels, len(scores), scores.shape[1], classes=self.classes or None)
+        self.personal[str(client)] = self.method.personal(self.params, {}, scores, labels)
+
+    def save(self, path: str | Path) -> None:
+        """Write what is needed to serve, atomically."""
+        about = {
+            "schema": SCHEMA,
+            **method_to_json(self.method),
+            "n_classes": self.n_classes,
+            "classes": list(self.classes),
+            "probs": self.probs,
+            "clients": sorted(self.personal),
+        }
+        tensors = nest("global", self.params)
+        for client, personal in self.personal.items():
+            tensors |= nest(_under(client), personal)
+        write_tensors(Path(path), tensors, about)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Scaler:
+        """Read a scaler that serves as the saved one did.
+
+        Raises:
+            FedCalError: where the file is missing, damaged, or not a scaler.
+        """
+        tensors, about = read_tensors(Path(path))
+        if about.get("schema") != SCHEMA or about.get("method") not in METHODS or "clients" not in about:
+            raise FedCalError(
+                f"{path} is not a scaler that this fedcal knows: write it again with `fedcal calibrate` or `fedcal run`"
+            )
+        try:
+            n_classes, classes, probs = int(about["n_classes"]), about["classes"], check_kind(about["probs"])
+            labels = tuple(check_classes(classes, n_classes).tolist()) if classes else ()
+            personal = {client: unnest(_under(client), tensors) for client in about["clients"]}
+            return cls(method_from_json(about), unnest("global", tensors), n_classes, personal, labels, probs)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FedCalError(f"{path} is damaged ({error}): write it again") from None
+
+
+def _under(client: str) -> str:
+    """Where a client's personal part stands; a slash in its name must not look like a step down."""
+    return f"personal/{client.replace('%', '%25').replace('/', '%2F')}"

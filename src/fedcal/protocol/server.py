@@ -1,0 +1,247 @@
+"""A server's side of a federation: it asks, receives, and in the end holds the scaler. No I/O.
+
+    server = Server("fedcal-plus", n_classes=10)
+    while (request := server.request) is not None:
+        server.receive({name: client.reply(request) for name, client in clients.items()})
+    scaler = server.scaler
+
+Rounds, bytes and who took part are counted here (`ledger`), for every transport. A transport for strangers calls `check`
+on every reply first; one that must survive lost clients calls `drop`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedcal.base.checks import check_whole
+from fedcal.base.logits import Params
+from fedcal.base.threads import one_thread
+from fedcal.errors import FedCalError
+from fedcal.methods import Method, Update, get_method
+from fedcal.methods.fit import Fit, n_bytes
+from fedcal.methods.robust import Robust
+from fedcal.protocol.checks import Known, check_reply, example_reply
+from fedcal.protocol.ledger import Ledger, query_bytes
+from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.privacy import Privacy
+from fedcal.protocol.scaler import Scaler
+from fedcal.protocol.wire import plan_to_json
+
+RESTARTS = 3  # of an exact fit whose clients fall away: as often it begins again with those that are left
+
+
+class Server:
+    """A method's server half, with what is known of its clients.
+
+    Args:
+        method: a name (see `fedcal methods`), also with options ("fedcal-plus:accuracy=keep"), or a method.
+        n_classes: K of the logits.
+        seed: of whatever is drawn at random.
+        rounds: rounds in all; the method's own number if not given.
+        classes: the label of each column; empty if labels are the columns' numbers.
+        privacy: central differential privacy of the sums.
+        robust: "median" or "trimmed" in place of the mean, for methods that average scalers.
+        history: whether to keep what `state_dict` needs.
+    """
+
+    def __init__(
+        self,
+        method: str | Method,
+        n_classes: int,
+        seed: int = 0,
+        *,
+        rounds: int | None = None,
+        classes: tuple[Any, ...] = (),
+        privacy: Privacy | None = None,
+        robust: Robust | None = None,
+        history: bool = True,
+    ) -> None:
+        chosen = get_method(method) if isinstance(method, str) else method
+        self.plan = Plan(chosen, check_whole(n_classes, "n_classes", low=2), check_whole(seed, "seed", low=0), classes)
+        self.rounds = chosen.rounds if rounds is None else check_whole(rounds, "rounds", low=0)
+        self.privacy, self.history = privacy, history
+        self.robust: Robust | None = robust
+        if robust not in (None, "median", "trimmed"):
+            raise FedCalError(f"robust must be median or trimmed, not {robust!r}")
+        if robust and chosen.additive:
+            raise FedCalError("this method adds sums up, of which there is no median: robust is for fedcal and its kin")
+        if privacy:
+            privacy.check(chosen)
+        self.ledger = Ledger()
+        self._begin()
+
+    @one_thread()
+    def _begin(self) -> None:
+        self.fit: Fit = self.plan.method.begin(self.plan.n_classes, self.rounds, self.plan.seed)
+        self.fit.robust, self.fit.keeps_history = self.robust, self.history
+        self.known: dict[str, Known] = {}  # what clients have declared since the fit began
+        self.private: dict[str, dict[str, Any]] = {}  # what clients with local privacy say of it
+        self._request: Request | None = None
+        self._example: Params | None = None
+
+    # --- a round ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def request(self) -> Request | None:
+        """What every client is asked next; None when the scaler is ready."""
+        query = self.fit.query
+        if query is None:
+            return None
+        if self._request is None:
+            clipping = self.privacy.clipping() if self.privacy else None
+            self._request = Request(self.plan.federation, self.ledger.rounds + 1, query, clipping)
+        return self._request
+
+    @property
+    def example(self) -> Params:
+        """A reply's names, types and shapes, as one of a single sample shows them."""
+        if self._example is None:
+            query = self.fit.query
+            self._example = example_reply(self.plan.method, self.plan.n_classes, query) if query else {}
+        return self._example
+
+    def check(self, name: str, reply: Reply) -> None:
+        """Refuse a reply that no honest client gives to this request.
+
+        Raises:
+            FedCalError: one line that names the client and the reason.
+        """
+        if (request := self.request) is None:
+            raise FedCalError(f"{name} replies, but nothing was asked: the scaler is ready")
+        noisy = self.privacy is not None or bool(reply.privacy)
+        check_reply(name, reply, request, self.plan, self.known.get(name), self.example, noisy)
+
+    @one_thread()
+    def receive(self, replies: Mapping[str, Reply] | Iterable[tuple[str, Reply]], *, check: bool = True) -> None:
+        """Take a round's replies, and go on: to the next request, or to the scaler.
+
+        Args:
+            replies: by client, or pairs (client, reply) that are taken one by one: sums need not be held together.
+            check: whether to `check` each; not needed where that was done, or the clients are one's own.
+
+        Raises:
+            FedCalError: where a reply is refused, or all of them together lead nowhere.
+        """
+        if (request := self.request) is None:
+            raise FedCalError("nothing was asked: the scaler is ready")
+        self._round = _Round()
+        pairs: Any = replies.items() if isinstance(replies, Mapping) else replies
+        gathered = self.fit.gather(self._updates(pairs, check))
+        seen = self._round
+        if not seen.names and self.plan.method.additive:
+            raise FedCalError("no samples: every client is empty; at least one needs some")
+        if self.privacy:
+            gathered = self.privacy.noised(gathered)
+        self.ledger.close_round(seen.names, seen.clients, seen.largest, query_bytes(request.query))
+        self.ledger.notes.update(seen.notes)
+        self._request = self._example = None
+        self.fit.advance(gathered)
+        if self._budget_is_used_up() and self.fit.query is not None:
+            self.fit.stop()
+
+    def _updates(self, pairs: Iterable[tuple[str, Reply]], check: bool) -> Iterator[tuple[str, Update]]:
+        """The replies that say something, one by one; what they tell of their clients is noted."""
+        for name, reply in pairs:
+            if check:
+                self.check(name, reply)
+                self.known[name] = self.known.get(name, Known()).after(reply)
+            if reply.privacy:
+                self.private[name] = reply.privacy
+            if reply.content:
+                self._round.add(name, reply)
+                yield name, Update(reply.content, reply.n)
+
+    def _budget_is_used_up(self) -> bool:
+        if self.privacy and self.ledger.releases >= self.privacy.rounds:
+            return True
+        left = [told["left"] for told in self.private.values()]
+        return bool(left) and statistics.median(left) <= 0  # one client's word must not end everybody's fit
+
+    # --- clients that fall away, and the server itself ---------------------------------------------------------------------
+
+    def drop(self, names: Iterable[str]) -> bool:
+        """Go on without these clients.
+
+        An exact fit that holds sums of theirs begins again with the others, so that it is exact for those who took part; not
+        more than RESTARTS times, and not where that would cost privacy twice.
+
+        Returns:
+            Whether the fit begins again: replies to the last request are then of no use.
+        """
+        gone = [name for name in names if self.known.pop(name, None)]
+        private = self.privacy is not None or bool(self.private)
+        if not gone or not self.fit.received or not self.plan.method.additive or private:
+            return False
+        if self.ledger.restarts >= RESTARTS:
+            return False
+        self._begin()
+        self.ledger.restarts += 1
+        self.ledger.rounds += 1  # the round that came to nothing: numbers never repeat
+        return True
+
+    @property
+    def scaler(self) -> Scaler:
+        """The scaler: of an averaging method so far, of an exact one when it is done.
+
+        Raises:
+            FedCalError: where an exact fit is not done.
+        """
+        plan, method = self.plan, self.plan.method
+        if method.additive and self.fit.query is not None:
+            raise FedCalError("the fit is not done: there is no scaler yet")
+        return Scaler(method, self.fit.params, plan.n_classes, classes=plan.classes, ledger=self.ledger)
+
+    def state_dict(self, since: int = 0) -> dict[str, Any]:
+        """Return all that is needed to stop here and go on elsewhere: tensors, and JSON values under `about`.
+
+        Args:
+            since: leave out the rounds of an exact fit up to this one, where they are stored already.
+        """
+        tensors, fit = self.fit.state(since)
+        known = {name: [of.n, of.squares] for name, of in self.known.items()}
+        about = {
+            **plan_to_json(self.plan), "rounds": self.rounds, "fit": fit, "ledger": self.ledger.to_dict(), "known": known,
+            "private": self.private,
+        }  # fmt: skip
+        return {"tensors": tensors, "about": about}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a server of the same method stood.
+
+        Raises:
+            FedCalError: where the state is damaged, or of another method or federation.
+        """
+        about, mine = state["about"], plan_to_json(self.plan)
+        for key in ("method", "options", "n_classes", "seed", "classes"):
+            if about.get(key) != mine[key]:
+                raise FedCalError(
+                    f"the state is of another federation: its {key} is {about.get(key)!r}, not {mine[key]!r}"
+                )
+        try:
+            self.plan = replace(self.plan, federation=str(about["federation"]))
+            self._begin()
+            self.fit.load(state["tensors"], about["fit"])
+            self.ledger = Ledger.from_dict(about["ledger"])
+            self.known = {name: Known(n, squares) for name, (n, squares) in about["known"].items()}
+            self.private = dict(about["private"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FedCalError(f"the state is damaged ({error}): start again") from None
+
+
+class _Round:
+    """What a round's replies come to, besides their content."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.clients = self.largest = 0
+        self.notes: Counter[str] = Counter()
+
+    def add(self, name: str, reply: Reply) -> None:
+        self.names.append(name)
+        self.clients += reply.clients
+        self.largest = max(self.largest, n_bytes(reply.content))
+        self.notes.update(reply.notes)

@@ -1,0 +1,209 @@
+"""Messages as bytes: flat tensors with a JSON header (safetensors), the same for files, Flower and any other transport.
+
+Whatever comes in is from a stranger: it is rebuilt from known types only, and anything odd is a FedCalError.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedcal.base.logits import Params
+from fedcal.base.query import Query, contiguous
+from fedcal.errors import FedCalError
+from fedcal.exact.prepared import FoldMap
+from fedcal.exact.queries import View
+from fedcal.methods import METHODS, method_from_json, method_to_json
+from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.privacy import Privacy
+
+SCHEMA = 2  # of all messages
+TYPES: dict[str, type] = {
+    kind.__name__: kind for method in METHODS.values() for kind in (*method.queries, FoldMap, View)
+}
+DEEPEST = 8  # levels within a query: ours have four
+
+Header = dict[str, Any]
+
+
+# --- bytes ---------------------------------------------------------------------------------------------------------------
+
+
+def pack(tensors: Params, header: Header) -> bytes:
+    """Return tensors and a header as bytes."""
+    about = json.dumps({**header, "order": list(tensors)}, sort_keys=True)
+    return save({name: contiguous(value).cpu() for name, value in tensors.items()}, metadata={"fedcal": about})
+
+
+def unpack(data: Any) -> tuple[Params, Header]:
+    """Return the tensors, in their order, and the header.
+
+    Raises:
+        FedCalError: if the bytes are anything but what `pack` gives.
+    """
+    try:
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fedcal"])
+        tensors, order = load(data), header.pop("order")
+        found = {name: tensors.pop(name) for name in order}
+        if tensors:
+            raise ValueError("a tensor has no place")
+    except Exception:  # whatever a stranger's bytes make a reader raise: assertions, RecursionError, MemoryError
+        raise FedCalError("the message cannot be read: is it one of fedcal's?") from None
+    return found, header
+
+
+# --- plan, request, reply ------------------------------------------------------------------------------------------------
+
+
+def plan_to_json(plan: Plan) -> Header:
+    """Return a plan as JSON values."""
+    classes = list(plan.classes)
+    same = {"n_classes": plan.n_classes, "seed": plan.seed, "classes": classes, "federation": plan.federation}
+    return {"schema": SCHEMA, **method_to_json(plan.method), **same}
+
+
+def plan_from_json(header: Header) -> Plan:
+    """Read a plan back.
+
+    Raises:
+        FedCalError: where it is damaged, or of another version.
+    """
+    _check_schema(header)
+    kinds = {"n_classes": int, "seed": int, "classes": list, "federation": str}
+    if any(type(header.get(key)) is not kind for key, kind in kinds.items()) or header["n_classes"] < 2:
+        raise FedCalError("the federation's plan is damaged: ask for it again")
+    method = method_from_json(header)
+    return Plan(method, header["n_classes"], header["seed"], tuple(header["classes"]), header["federation"])
+
+
+def pack_request(plan: Plan, request: Request) -> bytes:
+    """Return a request, with the plan that it belongs to, as bytes."""
+    tensors: Params = {}
+    query = _flatten(request.query, "", tensors)
+    clipping = asdict(request.clipping) if request.clipping else None
+    header = {**plan_to_json(plan), "kind": "request", "round": request.round, "query": query}
+    return pack(tensors, header | ({"clip": clipping["clip"], "unit": clipping["unit"]} if clipping else {}))
+
+
+def unpack_request(data: Any) -> tuple[Plan, Request]:
+    """Read a plan and a request back.
+
+    Raises:
+        FedCalError: where the bytes are not a request of this version.
+    """
+    tensors, header = unpack(data)
+    plan = plan_from_json(header)
+    if header.get("kind") != "request" or type(header.get("round")) is not int or header["round"] < 1:
+        raise FedCalError("the message is not a request")
+    query = _rebuild(header.get("query"), tensors, 0)
+    if not isinstance(query, Query):
+        raise FedCalError("the request asks nothing that this fedcal knows: use one version everywhere")
+    clipping = Privacy(float("inf"), clip=header["clip"], unit=header.get("unit", "")) if "clip" in header else None
+    return plan, Request(plan.federation, header["round"], query, clipping)
+
+
+def pack_reply(reply: Reply, client: str) -> bytes:
+    """Return a client's reply as bytes."""
+    header = {"schema": SCHEMA, "kind": "reply", "client": client, "n": reply.n, "to": reply.to, "notes": reply.notes}
+    return pack(reply.content, header | ({"privacy": reply.privacy} if reply.privacy else {}))
+
+
+def unpack_reply(data: Any) -> tuple[str, Reply]:
+    """Read a client's name and its reply back; `Server.check` looks at the values.
+
+    Raises:
+        FedCalError: where the bytes are not a reply of this version.
+    """
+    tensors, header = unpack(data)
+    _check_schema(header)
+    client, n, to = (header.get(key) for key in ("client", "n", "to"))
+    if header.get("kind") != "reply" or type(client) is not str or type(to) is not str:
+        raise FedCalError("the message is not a reply")
+    if type(n) is not int or not 0 <= n <= 10**12:
+        raise FedCalError(f"{client} declares {n!r} samples: a whole number is needed")
+    return client, Reply(tensors, n, to, _numbers(client, header.get("notes")), privacy=_privacy(client, header))
+
+
+def _check_schema(header: Header) -> None:
+    if header.get("schema") != SCHEMA:
+        raise FedCalError("the message is of another version of fedcal: use one version everywhere")
+
+
+def _numbers(client: str, notes: Any) -> dict[str, float]:
+    if not isinstance(notes, dict) or not all(type(value) in (int, float) for value in notes.values()):
+        raise FedCalError(f"{client}'s notes are not numbers")
+    return {name: float(value) for name, value in notes.items() if abs(value) < 1e12}  # NaN is left out too
+
+
+def _privacy(client: str, header: Header) -> dict[str, Any]:
+    """What a client says of its local privacy: (ε, δ) so far, and how many replies it has left."""
+    told = header.get("privacy", {})
+    if not isinstance(told, dict) or (told and (type(told.get("left")) is not int or abs(told["left"]) > 10**9)):
+        raise FedCalError(f"{client} does not say how many private replies it has left")
+    return told
+
+
+# --- queries -------------------------------------------------------------------------------------------------------------
+
+
+def _flatten(value: Any, name: str, tensors: Params) -> Any:
+    """A query as JSON; its tensors go to `tensors`, and leave their name behind."""
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if is_dataclass(value):
+        parts = {
+            entry.name: _flatten(getattr(value, entry.name), f"{name}/{entry.name}", tensors) for entry in fields(value)
+        }
+        return {"type": type(value).__name__, "fields": parts}
+    if isinstance(value, dict):
+        return {"dict": [[key, _flatten(part, f"{name}/{key}", tensors)] for key, part in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_flatten(part, f"{name}/{i}", tensors) for i, part in enumerate(value)]}
+    return value
+
+
+def _rebuild(value: Any, tensors: Params, depth: int) -> Any:
+    """The query that `_flatten` took apart."""
+    odd = FedCalError("the request cannot be read: use one version of fedcal everywhere")
+    if not isinstance(value, dict):
+        return value
+    if depth > DEEPEST:
+        raise odd
+    try:
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        if "dict" in value:
+            return {key: _rebuild(part, tensors, depth + 1) for key, part in value["dict"]}
+        if "tuple" in value:
+            return tuple(_rebuild(part, tensors, depth + 1) for part in value["tuple"])
+        kind = TYPES[value["type"]]
+        parts = {name: _rebuild(part, tensors, depth + 1) for name, part in value["fields"].items()}
+        hints = get_type_hints(kind)
+        if parts.keys() != {entry.name for entry in fields(kind)} or not all(_fits(parts[n], hints[n]) for n in parts):
+            raise odd
+        return kind(**parts)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise odd from None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type that a field declares."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(k, args[0]) and _fits(v, args[1]) for k, v in value.items())
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(part, args[0]) for part in value)
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is hint if hint in (int, bool, str) else isinstance(value, hint)

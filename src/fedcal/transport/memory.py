@@ -1,0 +1,212 @@
+"""Clients in this process: `fedcal.calibrate`, and what the simulator runs its calibration rounds with.
+
+A transport only carries. In a loop of five lines (protocol/server.py) every client would be asked one after the other; here
+three things are added that only a process with all clients in it can do: many small clients reply together, clients may be
+streamed, and nothing is checked, since nobody here is a stranger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedcal.base.checks import check_kind, check_whole, look_like_probs, warn_of_probs
+from fedcal.data.samples import Samples, Stream, check_clients, name_columns
+from fedcal.exact.prepared import Prepared
+from fedcal.exact.queries import SampleQuery, Several
+from fedcal.methods import DEFAULT, Method, get_method
+from fedcal.protocol.client import Client
+from fedcal.protocol.messages import Reply, Request
+from fedcal.protocol.scaler import Scaler
+from fedcal.protocol.server import Server
+
+MANY = 256  # clients, from which on small ones reply together
+GROUP = 1 << 15  # logits of such a group
+
+Group = tuple[str, ...]  # clients that reply as one; mostly a single one
+
+
+def calibrate(
+    clients: Mapping[str, tuple[Any, Any]] | Sequence[tuple[Any, Any]],
+    method: str = DEFAULT,
+    *,
+    rounds: int | None = None,
+    seed: int = 0,
+    stream: bool = False,
+    probs: bool | None = None,
+    classes: Any = None,
+    **options: Any,
+) -> Scaler:
+    """Calibrate a frozen model from each client's (logits, labels), as rounds between clients and a server would.
+
+    >>> scaler = fedcal.calibrate([(logits_a, labels_a), (logits_b, labels_b)], method="avg-t")
+    >>> scaler.predict_proba(new_logits)               # for the federation
+    >>> scaler.predict_proba(new_logits, client=0)     # for its first client
+
+    Args:
+        clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them. (N,) scores
+            are of two classes: class 1 is the likelier, the higher its score.
+        method: a name (see `fedcal methods`), or a name with options, such as "fedcal-plus:accuracy=keep".
+        rounds: rounds in which all clients take part; the method's own number if not given.
+        seed: of whatever is drawn at random.
+        stream: read `clients`, a mapping, again in every round, client by client, and keep nothing of them: memory stays
+            flat however many there are. A client's personal scaler is then made on demand, by `Scaler.welcome`.
+        probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
+        classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
+            strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
+        options: the method's options (see `fedcal methods NAME`), e.g. `accuracy="keep"` for fedcal-plus, which leaves every
+            decision of the model as it is (add `prior_shift=True` for clients' personal scalers that may move theirs), or
+            `net="raw"` for fedcal.
+
+    Returns:
+        The fitted scaler.
+
+    Raises:
+        FedCalError: where an argument or a client's samples are not as they should be.
+    """
+    chosen = get_method(method, **options)
+    kind = check_kind(probs)
+    if stream:
+        samples = Stream(clients, kind, classes)
+        found, n_classes, suspect = samples.classes, samples.width, samples.suspect
+    else:
+        samples, found = check_clients(clients, kind, classes)
+        n_classes = next(iter(samples.values()))[0].shape[1]
+        filled = [logits for logits, _ in samples.values() if len(logits)]
+        suspect = bool(filled) and all(look_like_probs(logits) for logits in filled)
+    if kind is None and suspect:
+        warn_of_probs()
+        kind = False  # said once
+    rounds = None if rounds is None else check_whole(rounds, "rounds", low=0)
+    server = Server(chosen, n_classes, seed, rounds=rounds, classes=name_columns(found), history=False)
+    scaler = Exchange(server).run(samples)
+    scaler.probs = kind
+    return scaler
+
+
+class Exchange:
+    """A server and its clients in one process, round by round."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.clients: dict[Group, Client] = {}
+        self._few: list[Group] | None = None  # clients with samples in the share that is asked about, once known
+
+    @property
+    def method(self) -> Method:
+        return self.server.plan.method
+
+    def run(self, samples: Mapping[str, Samples], on_round: Callable[[Server], None] = lambda server: None) -> Scaler:
+        """Run rounds with these clients until the scaler is there.
+
+        Args:
+            samples: logits and labels by client, checked; may be a `Stream`.
+            on_round: called after every round.
+
+        Returns:
+            The scaler; with every client's personal part, unless the clients are streamed.
+        """
+        while self.server.request is not None:
+            self.round(samples)
+            on_round(self.server)
+        return self.scaler(samples)
+
+    def round(self, samples: Mapping[str, Samples]) -> None:
+        """Carry the server's request to these clients, and their replies back."""
+        if (request := self.server.request) is not None:
+            self.server.receive(self._replies(request, samples), check=False)
+
+    def scaler(self, samples: Mapping[str, Samples]) -> Scaler:
+        """Return the scaler as it is now, with the personal parts of clients that took part."""
+        scaler = self.server.scaler
+        if isinstance(samples, Stream):
+            return scaler
+        for group, client in self.clients.items():
+            if len(group) == 1:
+                scaler.personal[group[0]] = client.personalize(scaler)
+            else:
+                for i, name in enumerate(group):
+                    scaler.personal[name] = _one_of(client, i, samples[name]).personalize(scaler)
+        return scaler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of server and clients, to go on from later."""
+        clients = {group[0]: client.state_dict() for group, client in self.clients.items()}
+        return {"server": self.server.state_dict(), "clients": clients}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.server.load_state_dict(state["server"])
+        for name, kept in state["clients"].items():
+            self.clients[(name,)] = Client.of(self.method, _NOTHING)
+            self.clients[(name,)].load_state_dict(kept)
+
+    def _replies(self, request: Request, samples: Mapping[str, Samples]) -> Iterator[tuple[str, Reply]]:
+        """Every client's reply, one after the other: sums are added up at once and never held."""
+        share, streamed = _about_a_share(request), isinstance(samples, Stream)
+        spoke: list[Group] = []
+        for group in self._few if share and self._few is not None else self._groups(samples):
+            client = self._client(group, samples)
+            reply = client.reply(request, check=False)
+            if not reply.n:
+                continue
+            if reply.content:
+                spoke.append(group)
+            if not streamed or (share and reply.content) or self.method.remembers:
+                self.clients[group] = client  # of streamed ones, the few that reply about a share
+            yield group[0], reply
+        if share:
+            self._few = spoke
+
+    def _groups(self, samples: Mapping[str, Samples]) -> Iterable[Group]:
+        """The clients that reply as one.
+
+        With many small clients in memory, a reply costs mostly the call itself. So their samples are put together, up to
+        GROUP logits; the sums differ by rounding only.
+        """
+        if isinstance(samples, Stream) or len(samples) < MANY or not self.method.additive:
+            return ((name,) for name in samples)
+        groups: list[Group] = []
+        group, size = [], 0
+        for name, (logits, labels) in samples.items():
+            if not len(labels):
+                continue
+            if group and size + logits.numel() > GROUP:
+                groups.append(tuple(group))
+                group, size = [], 0
+            group.append(name)
+            size += logits.numel()
+        return [*groups, tuple(group)] if group else groups
+
+    def _client(self, group: Group, samples: Mapping[str, Samples]) -> Client:
+        """The group's client: as it was, if its samples are still the same; else with its state and the new samples."""
+        first, known = group[0], self.clients.get(group)
+        streamed = isinstance(samples, Stream)
+        if known and (streamed or len(group) > 1 or known.samples.logits is samples[first][0]):
+            return known
+        if len(group) == 1:
+            prepared = Prepared(lambda: samples[first])
+        else:
+            logits, labels = (torch.cat(values) for values in zip(*(samples[name] for name in group), strict=True))
+            prepared = Prepared(lambda: (logits, labels), [len(samples[name][1]) for name in group])
+        client = Client.of(self.method, prepared)
+        if known:
+            client.load_state_dict(known.state_dict())
+        return client
+
+
+_NOTHING = Prepared(lambda: (torch.empty(0, 2), torch.empty(0, dtype=torch.int64)))
+
+
+def _about_a_share(request: Request) -> bool:
+    queries = request.query.queries if isinstance(request.query, Several) else (request.query,)
+    return any(isinstance(query, SampleQuery) and query.share < 1 for query in queries)
+
+
+def _one_of(client: Client, index: int, samples: Samples) -> Client:
+    """One of the clients that replied together, with its row of what they keep."""
+    alone = Client.of(client.method, Prepared(lambda: samples))
+    alone.memory = {name: value[index : index + 1] for name, value in client.memory.items() if name != "of"}
+    return alone

@@ -1,0 +1,53 @@
+"""Held-out samples: who has some, and how they are measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedcal import FedCalError
+from fedcal.cli.calibrate_files import estimate, fit, hold_out, summary
+
+Samples = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.fixture
+def sites() -> Samples:
+    """Three sites of an overconfident model; one is too small to hold anything out."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for name, n in (("b", 103), ("a", 50), ("few", 4)):
+        z = rng.normal(size=(n, 3))
+        labels = (z + rng.gumbel(size=z.shape)).argmax(1)
+        found[name] = torch.from_numpy(3 * z), torch.from_numpy(labels)
+    return found
+
+
+def test_a_fifth_is_held_out_and_nothing_is_lost(sites: Samples) -> None:
+    kept, held = hold_out(sites, seed=0)
+    assert {name: len(labels) for name, (_, labels) in held.items()} == {"b": 20, "a": 10, "few": 0}
+    for name, (logits, _) in sites.items():
+        both = torch.cat([kept[name][0], held[name][0]])
+        assert torch.equal(both.sort(0).values, logits.sort(0).values)
+    again, other = hold_out(sites, seed=0)[1], hold_out(sites, seed=1)[1]
+    assert torch.equal(again["b"][0], held["b"][0]) and not torch.equal(other["b"][0], held["b"][0])
+
+
+def test_the_estimate_is_of_the_sites_that_held_samples_out(sites: Samples) -> None:
+    kept, held = hold_out(sites, seed=0)
+    seen: list[int] = []
+    fitted = fit(kept, "fed-ts", {}, 0, lambda state: seen.append(state.rounds))
+    assert seen == list(range(1, fitted.rounds + 1)) and seen
+    found = estimate(fitted, held)
+    assert list(found.tallies) == ["before", "global", "own"] and found.clients == ["b", "a"]
+    assert found.pooled("global").summary()["nll"] < found.pooled("before").summary()["nll"]
+    written = summary("fed-ts", fitted, sites, 0, found)
+    assert written["n"] == 157 and written["estimate"]["before"]["pooled"]["n"] == 30
+    assert written["estimate"]["ece_change"]["global"] == list(found.difference("global", "before"))
+    assert summary("fed-ts", fitted, sites, 0, None)["estimate"] is None
+
+
+def test_a_method_of_training_rounds_is_refused(sites: Samples) -> None:
+    with pytest.raises(FedCalError, match="fitted while a model is trained"):
+        fit(sites, "fedcal-literal", {}, 0, lambda state: None)

@@ -1,0 +1,122 @@
+"""Replies to queries: the same for samples in one chunk or in many, for clients alone or together."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedcal
+from fedcal.exact import prepared, queries
+from fedcal.exact.linear import FAMILIES, n_parameters
+from fedcal.exact.prepared import ALL, FoldMap, Prepared
+from fedcal.exact.queries import (
+    BetaSums,
+    CompareMaps,
+    CountsLikelihood,
+    Histogram,
+    LinearSums,
+    MatrixBlocks,
+    Score,
+    Several,
+    Slope,
+    Start,
+    StrengthWeights,
+    SumQuery,
+    View,
+)
+from fedcal.transport import memory
+from grid_cases import Case
+
+K = 4
+
+
+def every_query() -> dict[str, SumQuery]:
+    """One of each kind."""
+    rng = torch.Generator().manual_seed(0)
+    found: dict[str, SumQuery] = {"start": Start(), "folds": Start(folds=True), "slope": Slope(0.7)}
+    for family in FAMILIES:
+        t = 0.1 + torch.rand(n_parameters(family, K), generator=rng, dtype=torch.float64)
+        for curvature in ("full", "none") if family == "temperature" else ("full", "none", "diagonal"):
+            found[f"{family} {curvature}"] = LinearSums(family, curvature, {ALL: t, 2: t})
+    found["blocks"] = MatrixBlocks(torch.rand(2 * K, generator=rng, dtype=torch.float64))
+    scales = {fold: torch.tensor([0.5 + 0.1 * fold], dtype=torch.float64) for fold in range(5)}
+    fold_map = FoldMap("temperature", scales)
+    identity = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    knots = torch.tensor([[-1.0, 2.0], [-0.5, 1.5]], dtype=torch.float64)
+    found["score"] = Score((fold_map, FoldMap("temperature", dict(reversed(scales.items())))))
+    for model_top in (False, True):
+        view = View(fold_map, model_top)
+        found |= {
+            f"histogram {model_top}": Histogram(view),
+            f"beta {model_top}": BetaSums(view, {ALL: identity, 1: identity}),
+        }
+        maps = CompareMaps(view, dict.fromkeys(range(5), identity), (dict.fromkeys(range(5), knots),))
+        found[f"maps {model_top}"] = maps
+    prior, alpha = torch.full((K,), 1 / K, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64)
+    found["counts"] = CountsLikelihood(prior)
+    weights = torch.full((11,), 1 / 11, dtype=torch.float64)
+    found["strengths"] = StrengthWeights(fold_map, {"beta": identity}, prior, alpha, weights)
+    found["several"] = Several((Start(), Slope(0.3)))
+    return found
+
+
+QUERIES = every_query()
+
+
+def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(n, K, generator=rng, dtype=torch.float64), torch.randint(K, (n,), generator=rng)
+
+
+@pytest.mark.parametrize("kept", [1 << 22, 0])
+@pytest.mark.parametrize("n", [1, 3, 64, 65, 1000])
+def test_chunks_add_up(n: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = samples(n)
+    whole = {name: query.reply(Prepared(lambda: (z, y))) for name, query in QUERIES.items()}
+    for module in (prepared, queries):
+        monkeypatch.setattr(module, "BLOCK", 64)
+    monkeypatch.setattr(prepared, "KEPT", kept)
+    for name, query in QUERIES.items():
+        parts = query.reply(Prepared(lambda: (z, y)))
+        assert set(parts) == set(whole[name])
+        for key, value in whole[name].items():
+            torch.testing.assert_close(parts[key], value, rtol=1e-10, atol=1e-10, msg=f"{name} {key}")
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_clients_that_reply_as_one_say_what_they_say_apart(name: str) -> None:
+    clients = [samples(n, seed) for seed, n in enumerate((1, 2, 7, 60))]
+    apart = [QUERIES[name].reply(Prepared(lambda pair=pair: pair)) for pair in clients]
+    z, y = (torch.cat(values) for values in zip(*clients, strict=True))
+    together = QUERIES[name].reply(Prepared(lambda: (z, y), [len(labels) for _, labels in clients]))
+    for key, value in together.items():
+        torch.testing.assert_close(value, sum(one[key] for one in apart), rtol=1e-10, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize("name", [name for name, query in QUERIES.items() if "share" in vars(query)])
+def test_a_share_is_of_the_samples_that_it_holds(name: str) -> None:
+    z, y = samples(5000)
+    part = Prepared(lambda: (z, y)).part(0.1, QUERIES[name].folded)
+    expected = QUERIES[name].sums(part)
+    for key, value in QUERIES[name].about(0.1).reply(Prepared(lambda: (z, y))).items():
+        assert torch.equal(value, expected[key])
+    assert 400 < len(part.y) < 600
+
+
+@pytest.mark.parametrize("method", ["fed-bias", "fed-op", "fedcal-plus"])
+def test_many_small_clients_are_fitted_as_if_apart(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortcut of a simulation: also what each client makes of the scaler for itself."""
+    clients = Case((2, 3, 40, 0, 9) * 12, 3).clients()
+    logits = clients["client-2"][0]
+    options = {"patience": 2, "lr": 0.1} if method == "fed-op" else {}
+    apart = fedcal.calibrate(clients, method, **options)
+    monkeypatch.setattr(memory, "MANY", 10)
+    monkeypatch.setattr(memory, "GROUP", 300)
+    together = fedcal.calibrate(clients, method, **options)
+    for key in ("rounds", "bytes_up", "updates"):
+        assert getattr(together.ledger, key) == getattr(apart.ledger, key)
+    assert set(together.personal) == set(apart.personal)
+    for client in (None, "client-2", "client-4"):
+        np.testing.assert_allclose(
+            together.predict_proba(logits, client), apart.predict_proba(logits, client), rtol=0, atol=1e-9
+        )
