@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from fedcal.protocol.rounds import begin
 
 import fedcal
 from fedcal.methods import get_method
-from fedcal.protocol.rounds import begin
 from fedcal.simulate import federation
 from fedcal.simulate.federation import Federation
 

@@ -68,7 +68,7 @@ def test_a_module_imports_only_what_its_package_may_know(module: str) -> None:
     package = module.split(".")[1]
     allowed = KNOWS[package]
     for source, name in imports(TREE[module], at_load=False):
-        target = (source.split(".") + [name])[1]
+        target = [*source.split("."), name][1]
         known = target in KNOWS
         if source == "fedcal" and not known:  # a public name
             continue

@@ -8,6 +8,7 @@ import torch
 
 from fedcal import FedCalError
 from fedcal.cli.calibrate_files import estimate, fit, hold_out, summary
+from fedcal.methods import get_method
 
 Samples = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -37,17 +38,17 @@ def test_a_fifth_is_held_out_and_nothing_is_lost(sites: Samples) -> None:
 def test_the_estimate_is_of_the_sites_that_held_samples_out(sites: Samples) -> None:
     kept, held = hold_out(sites, seed=0)
     seen: list[int] = []
-    fitted = fit(kept, "fed-ts", {}, 0, lambda state: seen.append(state.rounds))
-    assert seen == list(range(1, fitted.rounds + 1)) and seen
+    fitted = fit(kept, get_method("fed-ts"), 0, lambda server: seen.append(server.ledger.rounds))
+    assert seen == list(range(1, fitted.ledger.rounds + 1)) and seen
     found = estimate(fitted, held)
     assert list(found.tallies) == ["before", "global", "own"] and found.clients == ["b", "a"]
     assert found.pooled("global").summary()["nll"] < found.pooled("before").summary()["nll"]
-    written = summary("fed-ts", fitted, sites, 0, found)
+    written = summary(fitted, sites, 0, found)
     assert written["n"] == 157 and written["estimate"]["before"]["pooled"]["n"] == 30
     assert written["estimate"]["ece_change"]["global"] == list(found.difference("global", "before"))
-    assert summary("fed-ts", fitted, sites, 0, None)["estimate"] is None
+    assert summary(fitted, sites, 0, None)["estimate"] is None
 
 
 def test_a_method_of_training_rounds_is_refused(sites: Samples) -> None:
     with pytest.raises(FedCalError, match="fitted while a model is trained"):
-        fit(sites, "fedcal-literal", {}, 0, lambda state: None)
+        fit(sites, get_method("fedcal-literal"), 0, lambda server: None)

@@ -17,7 +17,7 @@ import fedcal
 from fedcal import FedCalError
 from fedcal.cli.main import main
 from fedcal.data.logit_files import read_site
-from fedcal.protocol.scaler_file import load_scaler
+from fedcal.protocol import Scaler
 
 FILES = ["siteA.npz", "siteB.csv", "siteC.parquet"]
 K = 3
@@ -97,8 +97,8 @@ def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str
         assert value == pytest.approx(eces[0] - eces[1], abs=1e-12) and low <= value <= high
     assert "global scaler against before: ECE " in text and "95 % interval of the change" in text
 
-    scaler = load_scaler("cal/scaler.safetensors")
-    assert scaler.name == "fedcal-plus" and list(scaler.own) == ["siteA", "siteB", "siteC"]
+    scaler = Scaler.load("cal/scaler.safetensors")
+    assert scaler.method.name == "fedcal-plus" and list(scaler.personal) == ["siteA", "siteB", "siteC"]
     whole = fedcal.calibrate({f"site{s}": draw(i) for i, s in enumerate("ABC")}, "fedcal-plus")
     assert np.array_equal(whole.predict_proba(draw(7)[0], "siteB"), scaler.predict_proba(draw(7)[0], "siteB"))
 
@@ -131,7 +131,7 @@ def test_options_reach_the_method(place: Path, capsys: pytest.CaptureFixture[str
     command(capsys, "calibrate siteA.npz siteB.csv --method fedcal-plus:accuracy=keep,informed=false --out cal -q")
     options = json.loads(Path("cal/summary.json").read_text())["options"]
     assert options == {"accuracy": "keep", "informed": False}
-    scaler = load_scaler("cal/scaler.safetensors")
+    scaler = Scaler.load("cal/scaler.safetensors")
     assert np.array_equal(scaler.predict_proba(draw(9)[0]).argmax(1), draw(9)[0].argmax(1))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedcal
-from fedcal import FedCalError, load_scaler
+from fedcal import FedCalError, Scaler
 from fedcal.cli.main import main
 from fedcal.data.logit_files import read_rows, read_site, read_sites, write_probs
 
@@ -212,7 +212,7 @@ def test_commands_on_words_and_sites(ending: str, capsys: pytest.CaptureFixture[
     z, y = (np.concatenate(pair) for pair in zip(*parts.values(), strict=True))
     write(f"all.{ending}", logits_of(z), label=WORDS[y], site=np.repeat(NAMES, 80))
     command(capsys, f"calibrate all.{ending} --out cal")
-    scaler = load_scaler(SCALER)
+    scaler = Scaler.load(SCALER)
     whole = fedcal.calibrate({name: (logits, WORDS[labels]) for name, (logits, labels) in parts.items()})
     assert scaler.classes == whole.classes == tuple(WORDS) and sorted(scaler.own) == sorted(NAMES)
     said = command(capsys, f"evaluate all.{ending} --scaler {SCALER} --own")
@@ -234,7 +234,7 @@ def test_commands_on_binary_probabilities(capsys: pytest.CaptureFixture[str]) ->
     y = (np.random.default_rng(1).random(300) < 1 / (1 + np.exp(-z / 3))).astype(int)
     write("x.csv", {"p": 1 / (1 + np.exp(-z))}, label=np.array(["no", "yes"])[y])
     command(capsys, "calibrate x.csv --method fed-bias --out cal")
-    scaler = load_scaler(SCALER)
+    scaler = Scaler.load(SCALER)
     assert scaler.probs is True and scaler.classes == ("no", "yes")
     expected = fedcal.calibrate([(z, y)], "fed-bias").predict_proba(z)
     assert np.allclose(scaler.predict_proba(1 / (1 + np.exp(-z))), expected, atol=1e-6)
@@ -249,7 +249,7 @@ def test_classes_at_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
     assert "give `classes`" in command(capsys, "evaluate x.csv", code=2)
     command(capsys, "evaluate x.csv --classes dog,cat,owl")
     command(capsys, "calibrate x.csv --method fed-ts --classes dog,cat,owl --out cal -q")
-    assert load_scaler(SCALER).classes == ("dog", "cat", "owl")
+    assert Scaler.load(SCALER).classes == ("dog", "cat", "owl")
     write("y.npz", logits_of(z), labels=y)
     command(capsys, "calibrate y.npz --method fed-ts --out plain -q")
     command(capsys, "apply plain/scaler.safetensors y.npz --classes dog,cat,owl --out named.npz")
@@ -262,25 +262,25 @@ def test_classes_at_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_federation_of_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """The server's question names the classes, so that a site need not show all; a site is a part of a file."""
+    """The server's request names the classes, so that a site need not show all; a site is a part of a file."""
     parts = {name: draw(number) for number, name in enumerate(NAMES)}
     z, y = (np.concatenate(pair) for pair in zip(*parts.values(), strict=True))
     labels = np.array(["dog", "cat", "owl"])[y]
     write("all.csv", logits_of(z), label=labels, site=np.repeat(NAMES, 80))
     command(capsys, "calibrate all.csv --method fed-ts --classes dog,cat,owl --out cal -q")
     command(capsys, "server start srv --method fed-ts --classes dog,cat,owl --sites north,south")
-    refused = command(capsys, "client answer srv/question-0001.safetensors all.csv", code=2)
+    refused = command(capsys, "client reply srv/request-0001.safetensors all.csv", code=2)
     assert "2 sites: choose one with --name, such as --name north" in refused
-    refused = command(capsys, "client answer srv/question-0001.safetensors all.csv --name nort", code=2)
+    refused = command(capsys, "client reply srv/request-0001.safetensors all.csv --name nort", code=2)
     assert "unknown site 'nort': did you mean 'north'?" in refused
     number = 1
-    while (question := Path(f"srv/question-{number:04d}.safetensors")).exists():
+    while (request := Path(f"srv/request-{number:04d}.safetensors")).exists():
         for name in NAMES:
-            command(capsys, f"client answer {question} all.csv --name {name} --out {name}.safetensors")
-        command(capsys, "server add srv north.safetensors south.safetensors")
+            command(capsys, f"client reply {request} all.csv --name {name} --out {name}.safetensors")
+        command(capsys, "server receive srv north.safetensors south.safetensors")
         number += 1
     command(capsys, "client finish srv/scaler.safetensors all.csv --name south --out south-own.safetensors")
-    by_hand, whole = load_scaler("south-own.safetensors"), load_scaler(SCALER)
+    by_hand, whole = Scaler.load("south-own.safetensors"), Scaler.load(SCALER)
     assert by_hand.classes == whole.classes == ("dog", "cat", "owl")
     assert torch.equal(by_hand.params["temperature"], whole.params["temperature"])
     assert "classes must be" in command(capsys, "server start other --classes dog --sites a", code=2)

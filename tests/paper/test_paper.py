@@ -20,7 +20,10 @@ from paper.results import read
 SMALL = Config(data="digits", model="mlp", clients=5, rounds=3, epochs=1, momentum=0.9)
 CELLS = [replace(SMALL, beta=beta, seed=seed) for beta, seed in ((1.0, 0), (1.0, 1), (0.1, 0))]
 NAMES = ("uncal", "val-ts", "ens", "avg-t", "lr-ts", "fedcal", "fedcal-literal", "fedcal-plus", "fedcal-plus-keep")
-FITTED = {**{name: cells.FITTED[name] for name in NAMES}, "fedcal": "fedcal:rounds=2"}  # two: enough to see it work
+FITTED = {
+    **{name: cells.FITTED[name] for name in NAMES},
+    "fedcal": "fedcal:rounds=2",
+}  # two: enough to see it work
 
 
 @pytest.fixture(scope="module")

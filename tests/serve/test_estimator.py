@@ -144,7 +144,7 @@ def test_options_in_a_spec_an_argument_or_a_mapping_are_the_same():
     for way in ways:
         again = clone(way)
         assert again.get_params() == way.get_params()
-        assert again.fit([A, B]).calibration_.method == get_method("fedcal-plus", accuracy="keep")
+        assert again.fit([A, B]).scaler_.method == get_method("fedcal-plus", accuracy="keep")
 
 
 REFUSED = {

@@ -12,7 +12,7 @@ from torch import nn
 import fedcal
 from fedcal import CalibratedModel, FedCalError, export_onnx
 from fedcal.methods import METHODS
-from fedcal.protocol.rounds import Calibration
+from fedcal.protocol import Scaler
 
 # torch's own code: it copies its pytrees by a class that it deprecates.
 pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
@@ -29,7 +29,7 @@ def site(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @functools.cache
 @torch.enable_grad()
-def fitted(name: str, **options) -> Calibration:
+def fitted(name: str, **options) -> Scaler:
     rounds = 2 if name.startswith("fedcal") and name != "fedcal-plus" else None
     return fedcal.calibrate([site(200, 0), site(150, 1)], name, rounds=rounds, **options)
 
@@ -47,7 +47,7 @@ def inputs(n: int, scale: float = 5.0) -> torch.Tensor:
 MAPPED = {"beta": torch.tensor([0.9, 0.7, -0.2]), "hist": torch.tensor([[-1.0, 0.5, 2.0], [-1.2, 0.1, 1.4]])}
 
 
-def keep() -> Calibration:
+def keep() -> Scaler:
     """fedcal-plus that keeps the order, with both confidence maps, whatever cross-fitting would have kept."""
     calibration = fitted("fedcal-plus", accuracy="keep")
     assert "order" in calibration.params
@@ -92,7 +92,7 @@ def test_equals_predict_proba(name, client):
 def test_is_a_module():
     calibration, x = fitted("fedcal-plus"), inputs(20)
     first = CalibratedModel(net(), calibration, 0)
-    assert not list(first.scaler.parameters()) and "scaler.own_shift" in first.state_dict()
+    assert not list(first.scaler.parameters()) and "scaler.personal_shift" in first.state_dict()
     second = CalibratedModel(net(1), calibration, 1)
     second.load_state_dict(first.state_dict())
     assert torch.equal(first(x), second(x))
@@ -136,7 +136,7 @@ class OneScore(nn.Module):
         return out[:, 0] if self.flat else out
 
 
-def one_score(flat: bool, probs: bool) -> tuple[nn.Module, Calibration]:
+def one_score(flat: bool, probs: bool) -> tuple[nn.Module, Scaler]:
     scores = 2 * torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = torch.bernoulli((scores / 2).sigmoid(), generator=torch.Generator().manual_seed(1))
     return OneScore(flat, probs), fedcal.calibrate([(scores.sigmoid() if probs else scores, labels)], probs=probs)

@@ -20,7 +20,7 @@ from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import read_tensors
 from fedcal.learn.local import copy_state, train_locally
 from fedcal.methods import METHODS, get_method
-from fedcal.simulate import federation
+from fedcal.simulate import federation, runs
 
 SMALL = Config(
     data="digits", model="logistic", clients=6, clients_per_round=3, rounds=4, cal_fraction=0.3, checkpoint_every=1
@@ -63,7 +63,7 @@ def test_methods_with_options_are_told_apart(few):
     assert sorted(results["methods"]) == specs
     names = ["fedcal,rounds=3", "fedcal-literal", "fedcal-plus,accuracy=keep", "lr-ts", "uncal"]
     assert sorted(path.name for path in (folder / "scalers").iterdir()) == [f"{name}.safetensors" for name in names]
-    scaler = fedcal.load_scaler(folder / "scalers" / "fedcal-plus,accuracy=keep.safetensors")
+    scaler = fedcal.Scaler.load(folder / "scalers" / "fedcal-plus,accuracy=keep.safetensors")
     assert scaler.method == get_method("fedcal-plus", accuracy="keep")
     about = results["methods"]["fedcal:rounds=3"]
     assert (about["method"], about["options"], about["cost"]["rounds"]) == ("fedcal", {"rounds": 3}, 3)
@@ -218,12 +218,8 @@ def test_saved_scalers_serve_as_the_run_did(finished):
     state = federation.assemble(SMALL.resolve())
     model, _ = read_tensors(folder / "model.safetensors")
     state.model.load_state_dict(model)
-    for calibration in state.calibrations.values():
-        calibration.params = {}
-    calibration = state.calibrations["val-ts"]
-    calibration.params = {"temperature": tensors["global/temperature"]}
-    state.calibrations = {"val-ts": calibration}
-    found = fedcal.run.__globals__["summarise"](state, federation.evaluate(state))
+    state.scalers = {"val-ts": fedcal.Scaler.load(folder / "scalers" / "val-ts.safetensors")}
+    found = runs.summarise(state, federation.evaluate(state))
     known = results["methods"]["val-ts"]["global"]
     assert found["methods"]["val-ts"]["global"] == known | {"ece_against": {}}  # nothing to compare it with
     for other, (value, low, high) in known["ece_against"].items():

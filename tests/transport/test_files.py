@@ -1,4 +1,4 @@
-"""A federation by files: three sites and a server, each a process and a folder of its own."""
+"""A federation by files: sites and a server, each a process and a folder of its own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
+import fedcal
+from fedcal import METHODS, Scaler
 from fedcal.base.store import read_tensors, write_tensors
 from fedcal.cli.main import main
-from fedcal.protocol.scaler_file import load_scaler
+from fedcal.methods import get_method
+from fedcal.protocol import Client, LostState, Server
+from fedcal.protocol.wire import pack, unpack
+from fedcal.transport import files
+from fedcal.transport.journal import Journal
 
 SITES = ["siteA", "siteB", "siteC"]
 K = 3
@@ -27,12 +34,12 @@ from fedcal.cli import main as cli
 os.chdir(folder)
 cli.app = typer.main.get_command(cli.app)  # built once, not for every command
 while line := pipe.recv():
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             cli.main(line.split())
         except SystemExit as ended:
             code = ended.code
-    pipe.send((code, said.getvalue()))
+    pipe.send((code, printed.getvalue()))
 """
 
 
@@ -50,9 +57,9 @@ class Shell:
 
     def __call__(self, line: str) -> str:
         self.pipe.send(line)
-        code, said = self.pipe.recv()
+        code, printed = self.pipe.recv()
         assert code == 0, line
-        return said
+        return printed
 
     def close(self) -> None:
         self.pipe.send("")
@@ -60,17 +67,26 @@ class Shell:
         self.pipe.close()
 
 
-def write_site(path: Path, seed: int, n: int = 150, k: int = K) -> None:
+def make_samples(seed: int, n: int = 150, k: int = K) -> tuple[Tensor, Tensor]:
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(n, k)) + np.eye(k)[seed % k]
-    np.savez(path, logits=3 * z, labels=(z + rng.gumbel(size=z.shape)).argmax(1))
+    return torch.from_numpy(3 * z), torch.from_numpy((z + rng.gumbel(size=z.shape)).argmax(1))
+
+
+def write_site(path: Path, seed: int, n: int = 150, k: int = K) -> None:
+    logits, labels = make_samples(seed, n, k)
+    np.savez(path, logits=logits, labels=labels)
+
+
+def samples_of_sites() -> dict[str, tuple[Tensor, Tensor]]:
+    return {site: make_samples(number) for number, site in enumerate(SITES)}
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def bits(params: dict[str, torch.Tensor]) -> dict[str, bytes]:
+def bits(params: dict[str, Tensor]) -> dict[str, bytes]:
     return {name: value.contiguous().numpy().tobytes() for name, value in params.items()}
 
 
@@ -78,6 +94,43 @@ def command(line: str, code: int = 0) -> None:
     with pytest.raises(SystemExit) as ended:
         main(line.split())
     assert ended.value.code == code
+
+
+# --- the same as in memory ---------------------------------------------------------------------------------------------
+
+
+SPECS = [
+    {
+        "fedcal-literal": "fedcal-literal:rounds=2,steps=20",
+        "fedcal-no-wm": "fedcal-no-wm:rounds=3,steps=20",
+        "fed-op": "fed-op:rounds=12",
+        "lr-ts": "lr-ts:rounds=4",
+    }.get(name, f"{name}:rounds=2,steps=20" if name.startswith("fedcal") and not method.additive else name)
+    for name, method in METHODS.items()
+    if name != "uncal" and not method.needs_pooled_data
+]
+OPTIONS = ["fedcal-plus:accuracy=keep,prior_shift=true", "avg-t:rounds=3,average=latest"]
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *OPTIONS])
+def test_every_method_gives_the_bytes_that_it_gives_in_memory(spec: str, tmp_path: Path) -> None:
+    samples, server = samples_of_sites(), tmp_path / "server"
+    federation = files.start(server, spec, K, SITES[::-1], seed=3)
+    while federation.server.request is not None:
+        replies = [
+            files.reply(federation.output, pair, site, tmp_path / site, tmp_path / f"{site}-reply")
+            for site, pair in samples.items()
+        ]
+        federation = files.receive(server, replies[::-1])
+    whole, by_files = fedcal.calibrate(samples, spec, seed=3), Scaler.load(federation.output)
+    assert by_files.method == whole.method and by_files.personal == {}
+    assert bits(by_files.params) == bits(whole.params)
+    assert federation.server.ledger == whole.ledger
+    for site, pair in samples.items():
+        assert files.finish(federation.output, pair, site, tmp_path / site, tmp_path / f"{site}-scaler")
+    files.merge(federation.output, [tmp_path / f"{site}-scaler" for site in SITES], tmp_path / "merged")
+    whole.save(tmp_path / "whole")
+    assert (tmp_path / "merged").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 @pytest.fixture
@@ -88,49 +141,46 @@ def shells(tmp_path: Path) -> Iterator[dict[str, Shell]]:
         shell.close()
 
 
-def test_three_sites_and_a_server_reach_what_calibrate_does(
+def test_three_sites_and_a_server_are_processes(
     tmp_path: Path, shells: dict[str, Shell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Byte for byte; only questions, answers and the scaler are carried from folder to folder."""
+    """Byte for byte what `calibrate` gives; only requests, replies and the scaler are carried from folder to folder."""
     for number, site in enumerate(SITES):
         write_site(tmp_path / site / f"{site}.npz", number)
     monkeypatch.chdir(tmp_path)
-    for spec in ("fedcal-plus", "fed-ts", "fedcal-small:rounds=2"):
-        method = spec.partition(":")[0]
-        federate(tmp_path, shells, method, spec)
-        files = " ".join(f"{site}/{site}.npz" for site in SITES[::-1])
-        command(f"calibrate {files} --method {spec} --seed 3 --out {method} -q")
-        whole = load_scaler(f"{method}/scaler.safetensors")
-        by_hand = load_scaler(f"server/{method}/scaler.safetensors")
-        assert whole.name == method and by_hand.own == {}
-        assert bits(by_hand.params) == bits(whole.params)
+    for spec in ("fed-ts", "fedcal-small:rounds=2"):
+        name = spec.partition(":")[0]
+        run_by_hand(tmp_path, shells, name, spec)
+        whole = fedcal.calibrate(samples_of_sites(), spec, seed=3)
+        whole.save("whole.safetensors")
+        assert Path(f"server/{name}.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
         for site in SITES:
-            assert bits(load_scaler(f"{site}/{method}-scaler.safetensors").own[site]) == bits(whole.own[site])
-        assert Path(f"server/{method}.safetensors").read_bytes() == Path(f"{method}/scaler.safetensors").read_bytes()
+            assert bits(Scaler.load(f"{site}/{name}-scaler.safetensors").personal[site]) == bits(whole.personal[site])
     kept = {name for name in snapshot(tmp_path / "server") if name.endswith((".npz", ".state.safetensors"))}
-    assert not kept, "nothing of a site's own comes to the server"
+    assert not kept, "neither samples nor states come to the server"
 
 
-def federate(place: Path, shells: dict[str, Shell], method: str, spec: str) -> None:
-    """Every round by hand, and in the end the sites' own parts."""
-    server, folder = shells["server"], place / "server" / method
-    server(f"server start {method} --method {spec} --classes {K} --sites siteB,siteA,siteC --seed 3")
-    number, said = 1, ""
-    while not said.startswith("Done"):
-        question = f"question-{number:04d}.safetensors"
+def run_by_hand(place: Path, shells: dict[str, Shell], name: str, spec: str) -> None:
+    """Every round by hand, and in the end the sites' personal parts."""
+    server, folder = shells["server"], place / "server" / name
+    server(f"server start {name} --method {spec} --classes {K} --sites siteB,siteA,siteC --seed 3")
+    number, printed = 1, ""
+    while not printed.startswith("Done"):
+        request = f"request-{number:04d}.safetensors"
         for site in SITES:
-            shutil.copy(folder / question, place / site)
-            shells[site](f"client answer {question} {site}.npz --state {method}.state --out answer")
-            shutil.copy(place / site / "answer", folder / f"{site}-{number:04d}.safetensors")
-        said = server(f"server add {method} " + " ".join(f"{method}/{s}-{number:04d}.safetensors" for s in SITES[::-1]))
+            shutil.copy(folder / request, place / site)
+            shells[site](f"client reply {request} {site}.npz --state {name}.state --out reply")
+            shutil.copy(place / site / "reply", folder / f"{site}-{number:04d}.safetensors")
+        replies = " ".join(f"{name}/{site}-{number:04d}.safetensors" for site in SITES[::-1])
+        printed = server(f"server receive {name} {replies}")
         number += 1
     for site in SITES:
         shutil.copy(folder / "scaler.safetensors", place / site)
         shells[site](
-            f"client finish scaler.safetensors {site}.npz --state {method}.state --out {method}-scaler.safetensors"
+            f"client finish scaler.safetensors {site}.npz --state {name}.state --out {name}-scaler.safetensors"
         )
-    parts = " ".join(f"../{site}/{method}-scaler.safetensors" for site in SITES)
-    server(f"server merge {method}/scaler.safetensors {parts} --out {method}.safetensors")
+    parts = " ".join(f"../{site}/{name}-scaler.safetensors" for site in SITES)
+    server(f"server merge {name}/scaler.safetensors {parts} --out {name}.safetensors")
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
@@ -138,7 +188,7 @@ def federate(place: Path, shells: dict[str, Shell], method: str, spec: str) -> N
 
 @pytest.fixture(scope="module")
 def second_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A federation of three sites that have all answered the second round, which is not yet added; and another one."""
+    """A federation whose three sites have replied to the second request, not yet received; and two other federations."""
     place = tmp_path_factory.mktemp("federation")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
@@ -146,12 +196,18 @@ def second_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_site(Path(f"{site}.npz"), number)
         for name in ("dir", "other"):
             command(f"server start {name} --classes {K} --sites siteA,siteB,siteC")
+        command(f"server start nets --classes {K} --sites siteA,siteB,siteC --method fedcal-no-wm:rounds=3,steps=5")
         for site in SITES:
-            command(f"client answer other/question-0001.safetensors {site}.npz --state other-{site}")
-            command(f"client answer dir/question-0001.safetensors {site}.npz")
-        command("server add dir dir/siteA-0001.safetensors dir/siteB-0001.safetensors dir/siteC-0001.safetensors")
+            for name in ("other", "nets"):
+                command(f"client reply {name}/request-0001.safetensors {site}.npz --state {name}-{site}")
+            command(f"client reply dir/request-0001.safetensors {site}.npz")
+        for name in ("dir", "nets"):
+            replies = " ".join(f"{name}/{site}-0001.safetensors" for site in SITES)
+            command(f"server receive {name} {replies}")
         for site in SITES:
-            command(f"client answer dir/question-0002.safetensors {site}.npz")
+            command(f"client reply dir/request-0002.safetensors {site}.npz")
+            command(f"client reply nets/request-0002.safetensors {site}.npz --state nets-{site}")
+    fedcal.calibrate(samples_of_sites(), "fed-ts").save(place / "done.safetensors")
     return place
 
 
@@ -162,12 +218,25 @@ def place(second_round: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
-def change(path: str, edit: Callable[[dict[str, Any], dict[str, Any]], Any]) -> Callable[[], None]:
-    """Tamper with a file's tensors and header."""
+Edit = Callable[[dict[str, Any], dict[str, Any]], Any]
+
+
+def change(path: str, edit: Edit) -> Callable[[], None]:
+    """Tamper with a message's tensors and header."""
+
+    def do() -> None:
+        tensors, header = unpack(Path(path).read_bytes())
+        edit(tensors, header)
+        Path(path).write_bytes(pack(tensors, header))
+
+    return do
+
+
+def change_stored(path: str, edit: Edit) -> Callable[[], None]:
+    """Tamper with a file that the server or a site keeps."""
 
     def do() -> None:
         tensors, about = read_tensors(Path(path))
-        tensors = {name: value.clone() for name, value in tensors.items()}
         edit(tensors, about)
         write_tensors(Path(path), tensors, about)
 
@@ -179,98 +248,174 @@ def first(tensors: dict[str, Any], value: float) -> None:
 
 
 B2 = "dir/siteB-0002.safetensors"
-ADD = f"server add dir dir/siteA-0002.safetensors {B2} dir/siteC-0002.safetensors"
-ANSWER = "client answer dir/question-0002.safetensors"
+RECEIVE = f"server receive dir dir/siteA-0002.safetensors {B2} dir/siteC-0002.safetensors"
+OTHER = "server receive other " + " ".join(f"other/{site}-0001.safetensors" for site in SITES)
+NETS = "server receive nets " + " ".join(f"nets/{site}-0002.safetensors" for site in SITES)
+REQUEST = "dir/request-0002.safetensors"
+REPLY = f"client reply {REQUEST}"
 START = "server start new --classes 3 --sites siteA,siteB"
 BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "NaN": (change(B2, lambda t, _: first(t, float("nan"))), ADD, "siteB's answer: "),
-    "infinite": (change(B2, lambda t, _: first(t, float("inf"))), ADD, "is not finite"),
-    "value too large": (change(B2, lambda t, _: first(t, 1e40)), ADD, "reaches 1e+40"),
-    "file too large": (change(B2, lambda t, _: t.update(x=torch.zeros(10**6))), ADD, "not an answer of this round"),
-    "more than asked": (change(B2, lambda t, _: t.update(x=torch.zeros(1))), ADD, "siteB's answer should not hold 'x'"),
-    "less than asked": (change(B2, lambda t, _: t.pop(next(iter(t)))), ADD, "siteB's answer lacks"),
-    "nothing": (change(B2, lambda t, _: t.clear()), ADD, "siteB's answer lacks"),
+    "NaN": (change(B2, lambda t, _: first(t, float("nan"))), RECEIVE, "siteB's reply: "),
+    "infinite": (change(B2, lambda t, _: first(t, float("inf"))), RECEIVE, "is not finite"),
+    "value too large": (change(B2, lambda t, _: first(t, 1e40)), RECEIVE, "reaches 1e+40"),
+    "file too large": (change(B2, lambda t, _: t.update(x=torch.zeros(10**6))), RECEIVE, "not a reply of this round"),
+    "more than asked": (
+        change(B2, lambda t, _: t.update(x=torch.zeros(1))),
+        RECEIVE,
+        "siteB's reply should not hold 'x'",
+    ),
+    "less than asked": (change(B2, lambda t, _: t.pop(next(iter(t)))), RECEIVE, "siteB's reply lacks"),
+    "nothing": (change(B2, lambda t, _: t.clear()), RECEIVE, "siteB's reply lacks"),
     "other shape": (
         change(B2, lambda t, _: t.update({k: torch.zeros(9, dtype=torch.float64) for k in list(t)[:1]})),
-        ADD,
+        RECEIVE,
         "torch.float64 of shape (9,), not",
     ),
-    "other type": (change(B2, lambda t, _: t.update({k: v.float() for k, v in t.items()})), ADD, "is torch.float32"),
-    "other K": (change(B2, lambda _, a: a.update(n_classes=5)), ADD, "siteB has 5 classes, the federation 3"),
-    "other n": (change(B2, lambda _, a: a.update(n=10**6)), ADD, "declares 1000000 samples, but 150"),
-    "n not a number": (change(B2, lambda _, a: a.update(n="many")), ADD, "declares 'many' samples"),
-    "n in a first answer": (
+    "other type": (
+        change(B2, lambda t, _: t.update({k: v.float() for k, v in t.items()})),
+        RECEIVE,
+        "is torch.float32",
+    ),
+    "other n": (change(B2, lambda _, h: h.update(n=10**6)), RECEIVE, "declares 1000000 samples, but 150"),
+    "n not a number": (change(B2, lambda _, h: h.update(n="many")), RECEIVE, "declares 'many' samples"),
+    "n in a first reply": (
         change("other/siteB-0001.safetensors", lambda t, _: t["n"].fill_(10**6)),
-        "server add other other/siteA-0001.safetensors other/siteB-0001.safetensors other/siteC-0001.safetensors",
-        "siteB's answer: 'n' counts 1e+06 samples, but 150 are declared",
+        OTHER,
+        "siteB's reply: 'n' counts 1e+06 samples, but 150 are declared",
     ),
     "negative labels": (
         change("other/siteB-0001.safetensors", lambda t, _: t["labels"].mul_(-1)),
-        "server add other other/siteA-0001.safetensors other/siteB-0001.safetensors other/siteC-0001.safetensors",
-        "siteB's answer: 'labels' holds a negative count",
+        OTHER,
+        "siteB's reply: 'labels' holds a negative count",
     ),
     "indefinite Hessian": (
-        change(B2, lambda t, _: t["newton/temperature/all/hess"].mul_(-1)),
-        ADD,
-        "siteB's answer: 'newton/temperature/all/hess' has a negative second derivative",
+        change(B2, lambda t, _: t["-1/hess"].mul_(-1)),
+        RECEIVE,
+        "siteB's reply: '-1/hess' has a negative second derivative",
     ),
-    "other question": (change(B2, lambda _, a: a.update(question="0")), ADD, "siteB answers another question"),
-    "not an answer": (lambda: shutil.copy("dir/question-0002.safetensors", B2), ADD, "not an answer"),
-    "cut short": (lambda: Path(B2).write_bytes(Path(B2).read_bytes()[:50]), ADD, "is damaged or no safetensors file"),
+    "other request": (
+        change(B2, lambda _, h: h.update(to="0")),
+        RECEIVE,
+        "siteB replies to another request than that of round 2",
+    ),
+    "not a reply": (lambda: shutil.copy(REQUEST, B2), RECEIVE, f"{B2}: the message is not a reply"),
+    "another version": (
+        change(B2, lambda _, h: h.update(schema=1)),
+        RECEIVE,
+        f"{B2}: the message is of another version",
+    ),
+    "cut short": (
+        lambda: Path(B2).write_bytes(Path(B2).read_bytes()[:50]),
+        RECEIVE,
+        f"{B2}: the message cannot be read",
+    ),
     "replayed round": (
         lambda: shutil.copy("dir/siteB-0001.safetensors", B2),
-        ADD,
-        "siteB answers round 1, but round 2",
+        RECEIVE,
+        "siteB replies to another request than that of round 2",
     ),
     "other federation": (
         lambda: shutil.copy("other/siteB-0001.safetensors", B2),
-        ADD,
-        "siteB answers another federation",
+        RECEIVE,
+        "siteB replies to another request",
     ),
-    "unknown site": (change(B2, lambda _, a: a.update(site="siteX")), ADD, "unknown site 'siteX'"),
-    "one site twice": (lambda: shutil.copy("dir/siteA-0002.safetensors", B2), ADD, "a second answer of siteA"),
+    "unknown site": (change(B2, lambda _, h: h.update(client="siteX")), RECEIVE, f"{B2}: unknown site 'siteX'"),
+    "one site twice": (
+        lambda: shutil.copy("dir/siteA-0002.safetensors", B2),
+        RECEIVE,
+        f"{B2}: a second reply of siteA",
+    ),
     "one site missing": (
         lambda: None,
-        f"server add dir {B2}",
-        "round 2: no answer of siteA, siteC; wait for it, or go on",
+        f"server receive dir {B2}",
+        "round 2: no reply of siteA, siteC; wait for it, or go on with --without siteA",
     ),
-    "missing file": (lambda: Path(B2).unlink(), ADD, f"{B2}: no such file"),
-    "without nobody": (lambda: None, ADD + " --without siteX", "unknown site 'siteX'"),
-    "answer of one left out": (lambda: None, ADD + " --without siteB", "unknown site 'siteB'"),
-    "no federation": (lambda: None, f"server add nowhere {B2}", "nowhere holds no federation"),
-    "sums of another": (
-        change("dir/sums-0001.safetensors", lambda _, a: a.update(federation="x")),
-        ADD,
-        "belongs to another federation",
+    "no replies": (lambda: None, "server receive dir", "no reply of siteA, siteB, siteC"),
+    "missing file": (lambda: Path(B2).unlink(), RECEIVE, f"{B2} cannot be read: No such file"),
+    "a folder": (lambda: None, f"server receive dir {B2} nets", "nets cannot be read: Is a directory"),
+    "without nobody": (lambda: None, RECEIVE + " --without siteX", "unknown site 'siteX'"),
+    "without everybody": (
+        lambda: None,
+        "server receive dir --without siteA --without siteB --without siteC",
+        "no site is left",
+    ),
+    "reply of a site that was left out": (lambda: None, NETS + " --without siteB", "unknown site 'siteB'"),
+    "no federation": (lambda: None, f"server receive nowhere {B2}", "nowhere holds no federation"),
+    "federation damaged": (
+        lambda: Path("dir/federation.json").write_text("{"),
+        RECEIVE,
+        "dir/federation.json cannot be read as JSON",
+    ),
+    "federation without sites": (lambda: Path("dir/federation.json").write_text("{}"), RECEIVE, "is damaged"),
+    "rounds of another": (
+        change_stored("dir/round-0-0001.safetensors", lambda _, a: a.update(federation="x")),
+        RECEIVE,
+        "the rounds belong to another federation",
+    ),
+    "rounds of another method": (
+        lambda: shutil.copy("nets/round-0-0001.safetensors", "dir/round-0-0001.safetensors"),
+        RECEIVE,
+        "the state is of another federation: its method is 'fedcal-no-wm', not 'fedcal-plus'",
+    ),
+    "a round is lost": (
+        lambda: shutil.move("dir/round-0-0001.safetensors", "dir/round-0-0002.safetensors"),
+        RECEIVE,
+        "dir/round-0-0001.safetensors is missing",
     ),
     "site of other K": (
         lambda: write_site(Path("siteB.npz"), 1, k=4),
-        f"{ANSWER} siteB.npz",
-        "siteB: 4 classes, where",
+        f"{REPLY} siteB.npz",
+        "siteB: 4 classes, where the federation has 3",
     ),
-    "unknown name": (lambda: None, f"{ANSWER} siteB.npz --name sitB", "unknown site 'sitB': did you mean 'siteB'?"),
-    "no state": (lambda: Path("siteB.state.safetensors").unlink(), f"{ANSWER} siteB.npz", "give --state"),
+    "unknown name": (lambda: None, f"{REPLY} siteB.npz --name sitB", "unknown site 'sitB': did you mean 'siteB'?"),
+    "lost state": (
+        lambda: Path("nets-siteB").unlink(),
+        "client reply nets/request-0002.safetensors siteB.npz --state nets-siteB",
+        "nets-siteB: what this client kept from its last reply is gone",
+    ),
     "state of another site": (
         lambda: None,
-        f"{ANSWER} siteB.npz --state siteA.state.safetensors",
-        "not the state of siteB",
+        f"{REPLY} siteB.npz --state siteA.state.safetensors",
+        "siteA.state.safetensors is not the state of siteB: give its own with --state",
     ),
-    "state of another federation": (lambda: None, f"{ANSWER} siteB.npz --state other-siteB", "of another federation"),
-    "question of the past": (
+    "state of another federation": (
         lambda: None,
-        "client answer dir/question-0001.safetensors siteB.npz",
-        "round 1 is past: siteB has answered round 2 already",
+        f"{REPLY} siteB.npz --state other-siteB",
+        "other-siteB is of another federation: give the --state of this one",
     ),
-    "no question": (lambda: None, f"client answer {B2} siteB.npz", "is not a question"),
-    "question damaged": (
-        change("dir/question-0002.safetensors", lambda _, a: a.pop("options")),
-        f"{ANSWER} siteB.npz",
-        "is damaged, or of another version",
+    "state damaged": (
+        change_stored("siteB.state.safetensors", lambda _, a: a.pop("round")),
+        f"{REPLY} siteB.npz",
+        "the client's state is damaged",
+    ),
+    "state cut short": (
+        lambda: Path("siteB.state.safetensors").write_bytes(b"x"),
+        f"{REPLY} siteB.npz",
+        "siteB.state.safetensors is damaged",
+    ),
+    "request of the past": (
+        lambda: None,
+        "client reply dir/request-0001.safetensors siteB.npz",
+        "round 1 is past: this client has replied to round 2 already",
+    ),
+    "no request": (lambda: None, f"client reply {B2} siteB.npz", f"{B2}: the message is not a request"),
+    "no such request": (lambda: None, "client reply nothing siteB.npz", "nothing cannot be read: No such file"),
+    "request damaged": (change(REQUEST, lambda _, h: h.pop("options")), f"{REPLY} siteB.npz", "options must be"),
+    "request for pooled data": (
+        change(REQUEST, lambda _, h: h.update(method="val-ts", options={})),
+        f"{REPLY} siteB.npz",
+        "val-ts sends every logit and label",
+    ),
+    "request of another method": (
+        change(REQUEST, lambda _, h: h.update(method="fed-op", options={})),
+        f"{REPLY} siteB.npz",
+        "the server asks for LinearSums, which fed-op never does: do not reply",
     ),
     "start twice": (lambda: None, START.replace("new", "dir"), "dir holds a federation already"),
     "start with a pooling method": (lambda: None, START + " --method val-ts", "sends every logit"),
     "start with no rounds": (lambda: None, START + " --method uncal", "asks the sites nothing"),
-    "sites of one name": (lambda: None, "server start new --classes 3 --sites a,a", "apart"),
+    "start with no such option": (lambda: None, START + " --method fed-ts:x=1", "unknown option 'x'"),
+    "sites of one name": (lambda: None, "server start new --classes 3 --sites a,a", "different names"),
     "site a path": (lambda: None, "server start new --classes 3 --sites ../a", "cannot name a site"),
     "one class": (
         lambda: None,
@@ -282,53 +427,163 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
         "client finish done.safetensors x.npz --out y.safetensors",
         "4 classes for a scaler of 3",
     ),
+    "merge another's": (
+        lambda: fedcal.calibrate([make_samples(5)], "fed-ts").save("part.safetensors"),
+        "server merge done.safetensors part.safetensors --out y.safetensors",
+        "part.safetensors: not a part of done.safetensors",
+    ),
+    "merge another method's": (
+        lambda: fedcal.calibrate([make_samples(5)], "avg-t").save("part.safetensors"),
+        "server merge done.safetensors part.safetensors --out y.safetensors",
+        "part.safetensors: not a part of done.safetensors",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD.values(), ids=BAD.keys())
-def test_bad_exchange(
+def test_what_is_wrong_is_one_line_and_changes_nothing(
     case: tuple[Callable[[], Any], str, str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil, line, word = case
-    if "done.safetensors" in line:
-        command("calibrate siteA.npz --method fed-ts --out done -q")
-        shutil.copy("done/scaler.safetensors", "done.safetensors")
+    spoil, line, words = case
     spoil()
     before = snapshot(place)
     capsys.readouterr()
     command(line, code=2)
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and said[0].startswith("fedcal: ") and word in said[0]
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 1 and printed[0].startswith("fedcal: ") and words in printed[0], printed
     assert snapshot(place) == before
 
 
-def test_a_round_can_be_answered_and_asked_again(place: Path) -> None:
-    """The same bytes: a lost answer, a lost question, a server killed before it counted the round."""
+def test_a_lost_state_is_its_own_exception(place: Path) -> None:
+    request, pair = Path("nets/request-0002.safetensors"), make_samples(1)
+    with pytest.raises(LostState, match="give --state"):
+        files.reply(request, pair, "siteB", Path("gone"))
+    with pytest.raises(LostState, match="of another federation"):
+        files.reply(request, pair, "siteB", Path("siteB.state.safetensors"))
+
+
+def test_an_exact_method_needs_no_state(place: Path) -> None:
     before = snapshot(place)
-    Path("dir/question-0002.safetensors").unlink()
-    command("server status dir")
-    command(f"{ANSWER} siteB.npz")
+    Path("siteB.state.safetensors").unlink()
+    command(f"{REPLY} siteB.npz")
+    assert Path(B2).read_bytes() == before[B2]
+
+
+@pytest.mark.parametrize("name", ["dir", "nets"])
+def test_a_round_can_be_replied_to_and_asked_again(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes: a lost reply, a lost request, a server killed before it counted the round."""
+    receive = RECEIVE if name == "dir" else NETS
+    state = "siteB.state.safetensors" if name == "dir" else "nets-siteB"
+    before = snapshot(place)
+    Path(f"{name}/request-0002.safetensors").unlink()
+    command(f"server status {name}")
+    command(f"client reply {name}/request-0002.safetensors siteB.npz --state {state}")
     assert snapshot(place) == before
-    command(ADD)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        command(receive, code=130)
+    assert snapshot(place).keys() - before.keys() == {f"{name}/request-0003.safetensors"}
+    command(receive)
     after = snapshot(place)
-    Path("dir/sums-0002.safetensors").unlink()
-    command(ADD)
+    Path(f"{name}/round-0-0002.safetensors").unlink()
+    command(receive)
     assert snapshot(place) == after
 
 
-def test_going_on_without_a_site(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exact_fit_begins_again_without_a_site(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exact for the two that are left, also where the server was killed meanwhile; replies that came are of no use."""
     capsys.readouterr()
-    command("server add dir dir/siteA-0002.safetensors dir/siteC-0002.safetensors --without siteB")
-    said = capsys.readouterr().out
-    assert "Going on without siteB" in said and "question-0003.safetensors is for siteA, siteC." in said
-    command("client answer dir/question-0003.safetensors siteB.npz", code=2)
+    command("server receive dir dir/siteA-0002.safetensors dir/siteC-0002.safetensors --without siteB")
+    printed = capsys.readouterr().out
+    assert "The fit begins again without siteB" in printed
+    assert "Round 3: dir/request-0003.safetensors is for siteA, siteC." in printed
+    command("client reply dir/request-0003.safetensors siteB.npz", code=2)
     assert "unknown site 'siteB'" in capsys.readouterr().err
+    Path("dir/request-0003.safetensors").unlink()
+    command("server status dir")
+    number = 3
+    while (request := Path(f"dir/request-{number:04d}.safetensors")).exists():
+        for site in ("siteA", "siteC"):
+            command(f"client reply {request} {site}.npz")
+        command(f"server receive dir dir/siteA-{number:04d}.safetensors dir/siteC-{number:04d}.safetensors")
+        number += 1
+    samples = samples_of_sites()
+    del samples["siteB"]
+    whole, by_files = fedcal.calibrate(samples), Scaler.load("dir/scaler.safetensors")
+    assert bits(by_files.params) == bits(whole.params)
+    command("client finish dir/scaler.safetensors siteA.npz --out own.safetensors")
+    assert bits(Scaler.load("own.safetensors").personal["siteA"]) == bits(whole.personal["siteA"])
+
+
+@pytest.mark.parametrize("average", ["latest", "round"])
+def test_an_averaging_fit_goes_on_without_a_site(
+    average: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With average=latest, the last scaler of a site that left still counts."""
+    monkeypatch.chdir(tmp_path)
+    samples, spec = samples_of_sites(), f"fedcal-small:rounds=3,steps=5,average={average}"
+    for number, site in enumerate(SITES):
+        write_site(Path(f"{site}.npz"), number)
+    command(f"server start dir --classes {K} --sites siteA,siteB,siteC --method {spec}")
+    clients = {site: Client(get_method(spec), *pair) for site, pair in samples.items()}
+    server = Server(spec, K)
+    for number, sites in enumerate([SITES, ["siteA", "siteC"], ["siteA", "siteC"]], start=1):
+        for site in sites:
+            command(f"client reply dir/request-{number:04d}.safetensors {site}.npz")
+        replies = " ".join(f"dir/{site}-{number:04d}.safetensors" for site in sites)
+        command(f"server receive dir {replies}" + (" --without siteB" if number == 2 else ""))
+        request = server.request
+        assert request is not None
+        server.receive({site: clients[site].reply(request) for site in sites})
+    assert "Going on without siteB." in capsys.readouterr().out
+    assert bits(Scaler.load("dir/scaler.safetensors").params) == bits(server.scaler.params)
+    assert len(getattr(server.fit, "latest", {})) == (3 if average == "latest" else 0)
+
+
+def test_a_finished_federation_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(f"server start t --classes {K} --sites siteA --method avg-t")
+    command("client reply t/request-0001.safetensors siteA.npz --state t.state")
+    command("server receive t t/siteA-0001.safetensors")
+    assert "Done after 1 round: t/scaler.safetensors" in capsys.readouterr().out
+    command("server receive t t/siteA-0001.safetensors", code=2)
+    assert "t is done after 1 round: its scaler is t/scaler.safetensors" in capsys.readouterr().err
 
 
 def test_a_site_that_took_no_part_can_finish(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command("calibrate siteA.npz siteB.npz --out cal -q")
+    fedcal.calibrate(samples_of_sites()).save("plus.safetensors")
     write_site(Path("new.npz"), 5)
+    np.savez("unlabelled.npz", logits=make_samples(5)[0])
     capsys.readouterr()
-    command("client finish cal/scaler.safetensors new.npz --out new-scaler.safetensors")
-    assert "took no part" in capsys.readouterr().out
-    assert any(name.startswith("own/new/") for name in load_file("new-scaler.safetensors"))
+    for name in ("new", "unlabelled"):
+        command(f"client finish plus.safetensors {name}.npz --out {name}-scaler.safetensors")
+        assert "took no part" in capsys.readouterr().out
+        assert any(key.startswith(f"personal/{name}/") for key in load_file(f"{name}-scaler.safetensors"))
+
+
+def test_unlabelled_samples_do_not_lose_a_personal_net(place: Path) -> None:
+    np.savez("unlabelled.npz", logits=make_samples(1)[0])
+    Server(get_method("fedcal-no-wm:rounds=3,steps=5"), K).scaler.save("net.safetensors")
+    for file in ("siteB", "unlabelled"):
+        command(
+            f"client finish net.safetensors {file}.npz --name siteB --state nets-siteB --out {file}-scaler.safetensors"
+        )
+    found = [Scaler.load(f"{file}-scaler.safetensors").personal["siteB"] for file in ("siteB", "unlabelled")]
+    assert found[0] and bits(found[0]) == bits(found[1])
+
+
+@pytest.mark.parametrize("kinds", [["probs"] * 3, ["probs", "probs", "logits"]])
+def test_the_servers_scaler_takes_probabilities_where_all_sites_have_them(
+    kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command(f"server start dir --classes {K} --sites siteA,siteB,siteC --method avg-t:rounds=2")
+    for (site, (logits, labels)), kind in zip(samples_of_sites().items(), kinds, strict=True):
+        np.savez(f"{site}.npz", **{kind: logits.softmax(1) if kind == "probs" else logits, "labels": labels})
+    for number in (1, 2):
+        for site in SITES:
+            command(f"client reply dir/request-{number:04d}.safetensors {site}.npz")
+        command("server receive dir " + " ".join(f"dir/{site}-{number:04d}.safetensors" for site in SITES))
+    assert Scaler.load("dir/scaler.safetensors").probs is (True if kinds[2] == "probs" else None)
+    for site, kind in zip(SITES, kinds, strict=True):
+        command(f"client finish dir/scaler.safetensors {site}.npz --out {site}-scaler.safetensors")
+        assert Scaler.load(f"{site}-scaler.safetensors").probs is (kind == "probs")

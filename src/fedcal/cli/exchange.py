@@ -1,18 +1,21 @@
-"""Commands of a federation by files: `fedcal server` and `fedcal client`. They parse and call."""
+"""Commands of a federation by files: `fedcal server` and `fedcal client`. They parse, call and print."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcal.cli.logits import Classes, Kind, Seed, Spec, kind_of, parse_classes
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, counted
 from fedcal.methods import DEFAULT
 
-server_app = typer.Typer(help="The server's half of a federation by files.", no_args_is_help=True)
-client_app = typer.Typer(help="A site's half of a federation by files.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from fedcal.transport.files import Federation
+
+server_app = typer.Typer(help="The server of a federation by files.", no_args_is_help=True)
+client_app = typer.Typer(help="A site of a federation by files.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The site's .npz, .csv or .parquet.")]
@@ -21,7 +24,9 @@ Name = Annotated[
 ]
 State = Annotated[
     Path | None,
-    typer.Option(help="What the site remembers; it never leaves. (default: NAME.state.safetensors beside its file)"),
+    typer.Option(
+        help="What the site keeps between replies; it never leaves. (default: NAME.state.safetensors beside its file)"
+    ),
 ]
 
 
@@ -33,42 +38,48 @@ def server_start(
     method: Spec = DEFAULT,
     seed: Seed = 0,
 ) -> None:
-    """Begin a federation: writes the first question, for every site."""
+    """Begin a federation: write the first request, for every site."""
     from fedcal.transport.files import start
 
     names = parse_classes(classes) or []
-    server = start(folder, method, names[0] if len(names) == 1 else names, sites.split(","), seed)
-    print(
-        f"Round 1: {server.current()} is for {', '.join(server.sites)}. What leaves a site: {server.state.method.leaves}."
-    )
+    federation = start(folder, method, names[0] if len(names) == 1 else names, sites.split(","), seed)
+    _print_next(federation)
+    print(f"What leaves a site: {federation.server.plan.method.leaves}.")
 
 
-@server_app.command("add")
-def server_add(
+@server_app.command("receive")
+def server_receive(
     folder: Folder,
-    answers: Annotated[list[Path], typer.Argument(metavar="ANSWER...", help="This round's answer of every site.")],
+    replies: Annotated[
+        list[Path] | None, typer.Argument(metavar="REPLY...", help="The reply of every site to this round's request.")
+    ] = None,
     without: Annotated[
-        list[str] | None, typer.Option(metavar="SITE", help="Go on without this site, from now on; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="SITE",
+            help="Go on without this site; may be repeated. An exact fit begins again with the others.",
+        ),
     ] = None,
 ) -> None:
-    """Add up a round's answers: writes the next question, or the scaler when there is no more to ask."""
-    from fedcal.transport.files import add
+    """Take a round's replies: write the next request, or the scaler when the fit is done."""
+    from fedcal.transport.files import receive
 
-    server = add(folder, answers, without or [])
-    for site in without or []:
-        print(f"Going on without {site}; what it sent in earlier rounds stays in.")
-    _say(server)
+    federation = receive(folder, replies or [], without or [])
+    if without:
+        names = ", ".join(without)
+        if federation.server.fit.received:
+            print(f"Going on without {names}.")
+        else:
+            print(f"The fit begins again without {names}: replies to earlier requests are of no use any more.")
+    _print_next(federation)
 
 
 @server_app.command("status")
 def server_status(folder: Folder) -> None:
-    """Say where a federation stands, and write its question (or scaler) anew if that was lost."""
-    from fedcal.transport.files import ask, replay
+    """Say where a federation stands, and write its request (or scaler) again if that was lost."""
+    from fedcal.transport.files import status
 
-    server = replay(folder)
-    if not server.current().exists():
-        ask(server)
-    _say(server)
+    _print_next(status(folder))
 
 
 @server_app.command("merge")
@@ -77,33 +88,33 @@ def server_merge(
     parts: Annotated[list[Path], typer.Argument(metavar="PART...", help="Scalers that sites have finished and sent.")],
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")],
 ) -> None:
-    """Put sites' own parts into one scaler file. Only for sites that wish so: their part reveals their label distribution."""
+    """Put sites' personal parts into one scaler file, where sites agree: such a part tells of their label distribution."""
     from fedcal.transport.files import merge
 
-    print(f"{out_file} holds the global scaler and the own parts of {', '.join(merge(scaler, parts, out_file))}.")
+    print(f"{out_file} holds the global scaler and the personal parts of {', '.join(merge(scaler, parts, out_file))}.")
 
 
-@client_app.command("answer")
-def client_answer(
-    question: Annotated[Path, typer.Argument(metavar="QUESTION", help="What the server sent.")],
+@client_app.command("reply")
+def client_reply(
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="What the server sent.")],
     file: File,
     site: Name = None,
     state: State = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="The answer. (default: NAME-ROUND.safetensors beside the question)")
+        Path | None, typer.Option("--out", help="The reply. (default: NAME-ROUND.safetensors beside the request)")
     ] = None,
     probs: Kind = None,
     classes: Classes = None,
 ) -> None:
-    """Answer a question of the server's from the site's own samples."""
+    """Reply to a request of the server's from the site's own samples."""
     from fedcal.data.logit_files import read_site
-    from fedcal.transport.files import answer, classes_of
+    from fedcal.transport.files import read_request, reply
 
-    known = parse_classes(classes) or classes_of(question)
-    name, logits, labels, _ = read_site(file, kind_of(probs), known, site)
+    known = parse_classes(classes) or list(read_request(request)[0].classes) or None
+    name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site)
     if labels is None:
         raise FedCalError(f"{file}: no labels: add an array `labels`, or a column `label`")
-    path = answer(question, (logits, labels), name, _state(state, file, name), out_file)
+    path = reply(request, (logits, labels), name, _state(state, file, name), out_file, were_probs)
     print(f"{path} is for the server.")
 
 
@@ -117,25 +128,24 @@ def client_finish(
     probs: Kind = None,
     classes: Classes = None,
 ) -> None:
-    """The site's own scaler: the global one, and what the site adds for itself. Also for a site that took no part."""
+    """Write the site's scaler: the global one, and its personal part. Also for a site that took no part."""
     from fedcal.data.logit_files import read_site
-    from fedcal.transport.files import classes_of, finish
+    from fedcal.protocol import Scaler
+    from fedcal.transport.files import finish
 
-    known = parse_classes(classes) or classes_of(scaler)
+    known = parse_classes(classes) or list(Scaler.load(scaler).classes) or None
     name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site)
     took_part = finish(scaler, (logits, labels), name, _state(state, file, name), out_file, were_probs)
-    print(
-        f"{out_file} is {name}'s own" + ("." if took_part else "; there is no state, as of a site that took no part.")
-    )
+    without_state = "" if took_part else "; there is no state, as of a site that took no part"
+    print(f"{out_file} is {name}'s scaler{without_state}.")
 
 
-def _say(server: Any) -> None:
-    from fedcal.errors import counted
-
-    if server.done:
-        print(f"Done after {counted(server.round - 1, 'round')}: {server.current()}")
+def _print_next(federation: Federation) -> None:
+    request = federation.server.request
+    if request is None:
+        print(f"Done after {counted(federation.server.ledger.rounds, 'round')}: {federation.output}")
     else:
-        print(f"Round {server.round}: {server.current()} is for {', '.join(server.sites)}.")
+        print(f"Round {request.round}: {federation.output} is for {', '.join(federation.sites)}.")
 
 
 def _state(given: Path | None, file: Path, name: str) -> Path:

@@ -115,16 +115,17 @@ class AveragingFit(Fit):
         tensors = nest("params", self.params)
         for number, update in enumerate(self.latest.values()):
             tensors |= nest(f"latest/{number}", update.content)
-        latest = [[name, update.n] for name, update in self.latest.items()]
+        latest = [[name, update.n, list(update.content)] for name, update in self.latest.items()]
         return tensors, {"received": self.received, "latest": latest, "order": list(self.params)}
 
     def load(self, tensors: Params, about: dict[str, Any]) -> None:
         params = unnest("params", tensors)
         self.params = {name: params[name] for name in about["order"]}  # a file sorts them
         self.received = int(about["received"])
-        self.latest = {
-            name: Update(unnest(f"latest/{number}", tensors), n) for number, (name, n) in enumerate(about["latest"])
-        }
+        self.latest = {}
+        for number, (name, n, order) in enumerate(about["latest"]):
+            content = unnest(f"latest/{number}", tensors)
+            self.latest[name] = Update({key: content[key] for key in order}, n)
 
 
 class ExactFit(Fit):

@@ -5,6 +5,7 @@ Every refusal is one line that names the client and the reason.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcal.base.checks import SPREAD
 from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
@@ -33,13 +33,14 @@ class Known:
 
     n: int | None = None  # its samples
     squares: float | None = None  # the sum of its squared logits; the most where it declared it of a share as well
+    probs: bool = False  # whether its scores are probabilities
 
     def after(self, reply: Reply) -> Known:
         """Return what is known after one more reply."""
         declared = reply.content.get("squares")
         if declared is None or reply.privacy:
-            return replace(self, n=reply.n)
-        return Known(reply.n, max(float(declared), self.squares or 0.0))
+            return replace(self, n=reply.n, probs=reply.probs)
+        return Known(reply.n, max(float(declared), self.squares or 0.0), reply.probs)
 
 
 # --- at the server -------------------------------------------------------------------------------------------------------
@@ -164,11 +165,23 @@ def check_request(request: Request, method: Method) -> None:
                 f"the server asks for {kind}, which {method.name} never does: do not reply to this server"
             )
         for name, leaf in leaves(query):
+            if isinstance(leaf, Tensor) and leaf.dtype not in (torch.float32, torch.float64):
+                raise FedCalError(f"the server's request holds {leaf.dtype} in {name!r}: do not reply to this server")
             largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
-            if isinstance(leaf, float):
+            if isinstance(leaf, int | float):
                 largest = abs(leaf)
-            if not largest <= SPREAD**2:  # or not a number
-                raise FedCalError(f"the server's request holds {largest:.3g} in {name!r}: do not reply to this server")
+            if not largest < math.inf:  # or not a number; a scale may be huge, where logits are microscopic
+                raise FedCalError(f"the server's request is not finite in {name!r}: do not reply to this server")
+
+
+def check_n_classes(client: str, n_classes: int, plan: Plan) -> None:
+    """Refuse samples of another number of classes than the federation's.
+
+    Raises:
+        FedCalError: which says both numbers.
+    """
+    if n_classes != plan.n_classes:
+        raise FedCalError(f"{client}: {n_classes} classes, where the federation has {plan.n_classes}")
 
 
 def check_client_name(name: str) -> str:

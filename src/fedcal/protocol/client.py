@@ -16,7 +16,7 @@ from fedcal.base.store import nest, unnest
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.methods import Method, get_method
+from fedcal.methods import Method, Update, get_method
 from fedcal.protocol.checks import check_request
 from fedcal.protocol.messages import Reply, Request
 from fedcal.protocol.privacy import Privacy
@@ -54,6 +54,7 @@ class Client:
         self.samples, self.privacy = samples, privacy
         if privacy:
             privacy.check(self.method)
+        self.probs = False  # whether its scores were probabilities: the server's scaler should know
         self.releases = 0  # replies under local privacy so far
         self.federation, self.round = "", 0  # of the last reply
         self._before: Params = {}  # what it had kept before its last reply: a request may come twice
@@ -73,21 +74,22 @@ class Client:
         """
         n = len(self.samples.labels)
         if not n:
-            return Reply({}, 0, request.digest)
+            return Reply({}, 0, request.digest, probs=self.probs)
         if check:
             check_request(request, self.method)
         memory = self._memory_before(request)
         privacy = self.privacy or request.clipping
         if self.privacy:
             self._spend(self.privacy)
-        update = self.method.reply(request.query, self.samples, memory)
+        update = self._update(request, memory)
         self._before, self.memory = memory, contiguous(update.memory)
         self.federation, self.round = request.federation, request.round
         content = (
             privacy.at_client(self.method, request.query, self.samples, memory, update) if privacy else update.content
         )
         told = self._told(self.privacy) if self.privacy else {}
-        return Reply(contiguous(content), n, request.digest, update.notes, told, len(self.samples.counts))
+        clients = len(self.samples.counts)
+        return Reply(contiguous(content), n, request.digest, update.notes, told, self.probs, clients)
 
     @one_thread()
     def personalize(self, scaler: Scaler) -> Params:
@@ -103,6 +105,7 @@ class Client:
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive the client's process: tensors, and JSON values under `about`."""
         about = {"federation": self.federation, "round": self.round, "releases": self.releases}
+        about |= {"order": [list(self._before), list(self.memory)]}  # a file sorts them, and sums depend on it
         return {"tensors": nest("before", self._before) | nest("after", self.memory), "about": about}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -115,9 +118,20 @@ class Client:
             about, tensors = state["about"], state["tensors"]
             self.federation, self.round = str(about["federation"]), int(about["round"])
             self.releases = int(about["releases"])
-            self._before, self.memory = contiguous(unnest("before", tensors)), contiguous(unnest("after", tensors))
+            before, after = (unnest(part, tensors) for part in ("before", "after"))
+            self._before = contiguous({name: before[name] for name in about["order"][0]})
+            self.memory = contiguous({name: after[name] for name in about["order"][1]})
         except (KeyError, TypeError, ValueError) as error:
             raise FedCalError(f"the client's state is damaged ({error}): delete it and start again") from None
+
+    def _update(self, request: Request, memory: Params) -> Update:
+        try:
+            return self.method.reply(request.query, self.samples, memory)
+        except FedCalError:
+            raise
+        except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise FedCalError(f"the request does not fit this client's samples ({reason}): check the server") from error
 
     def _memory_before(self, request: Request) -> Params:
         """What the client had kept when the request was first made."""

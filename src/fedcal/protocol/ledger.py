@@ -22,6 +22,7 @@ class Ledger:
     bytes_down: int = 0
     total_up: int = 0  # the largest message of every round, added up: what one client sends and receives at most
     total_down: int = 0
+    dropped: list[str] = field(default_factory=list)  # clients that fell away, in the order in which they did
     restarts: int = 0  # of an exact fit whose clients fell away
     releases: int = 0  # rounds whose sums the server has seen: what a privacy budget counts
     took_part: list[str] = field(default_factory=list)  # in the last round, in their order

@@ -52,4 +52,5 @@ class Reply:
     privacy: dict[str, Any] = field(
         default_factory=dict
     )  # local privacy: what it has cost, and how many replies are left
+    probs: bool = False  # whether the client's scores are probabilities, of which it took the logarithms
     clients: int = 1  # that reply as one, where many small ones are simulated together

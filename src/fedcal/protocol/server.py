@@ -74,6 +74,13 @@ class Server:
         self.ledger = Ledger()
         self._begin()
 
+    @classmethod
+    def of(cls, plan: Plan) -> Server:
+        """Make the server of a plan that was written down: its federation keeps its name."""
+        server = cls(plan.method, plan.n_classes, plan.seed, classes=plan.classes)
+        server.plan = plan
+        return server
+
     @one_thread()
     def _begin(self) -> None:
         self.fit: Fit = self.plan.method.begin(self.plan.n_classes, self.rounds, self.plan.seed)
@@ -172,7 +179,9 @@ class Server:
         Returns:
             Whether the fit begins again: replies to the last request are then of no use.
         """
-        gone = [name for name in names if self.known.pop(name, None)]
+        leaving = list(names)
+        self.ledger.dropped += [name for name in leaving if name not in self.ledger.dropped]
+        gone = [name for name in leaving if self.known.pop(name, None)]
         private = self.privacy is not None or bool(self.private)
         if not gone or not self.fit.received or not self.plan.method.additive or private:
             return False
@@ -193,7 +202,8 @@ class Server:
         plan, method = self.plan, self.plan.method
         if method.additive and self.fit.query is not None:
             raise FedCalError("the fit is not done: there is no scaler yet")
-        return Scaler(method, self.fit.params, plan.n_classes, classes=plan.classes, ledger=self.ledger)
+        probs = (bool(self.known) and all(of.probs for of in self.known.values())) or None
+        return Scaler(method, self.fit.params, plan.n_classes, classes=plan.classes, probs=probs, ledger=self.ledger)
 
     def state_dict(self, since: int = 0) -> dict[str, Any]:
         """Return all that is needed to stop here and go on elsewhere: tensors, and JSON values under `about`.
@@ -202,13 +212,14 @@ class Server:
             since: leave out the rounds of an exact fit up to this one, where they are stored already.
         """
         tensors, fit = self.fit.state(since)
-        known = {name: [of.n, of.squares] for name, of in self.known.items()}
+        known = {name: [of.n, of.squares, of.probs] for name, of in self.known.items()}
         about = {
             **plan_to_json(self.plan), "rounds": self.rounds, "fit": fit, "ledger": self.ledger.to_dict(), "known": known,
             "private": self.private,
         }  # fmt: skip
         return {"tensors": tensors, "about": about}
 
+    @one_thread()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a server of the same method stood.
 
@@ -226,7 +237,7 @@ class Server:
             self._begin()
             self.fit.load(state["tensors"], about["fit"])
             self.ledger = Ledger.from_dict(about["ledger"])
-            self.known = {name: Known(n, squares) for name, (n, squares) in about["known"].items()}
+            self.known = {name: Known(*declared) for name, declared in about["known"].items()}
             self.private = dict(about["private"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedCalError(f"the state is damaged ({error}): start again") from None

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import types
+from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params
 from fedcal.base.query import Query, contiguous
 from fedcal.errors import FedCalError
@@ -26,6 +28,7 @@ SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
     kind.__name__: kind for method in METHODS.values() for kind in (*method.queries, FoldMap, View)
 }
+MOST = 10**9  # rounds, classes
 DEEPEST = 8  # levels within a query: ours have four
 
 Header = dict[str, Any]
@@ -76,18 +79,29 @@ def plan_from_json(header: Header) -> Plan:
     """
     _check_schema(header)
     kinds = {"n_classes": int, "seed": int, "classes": list, "federation": str}
-    if any(type(header.get(key)) is not kind for key, kind in kinds.items()) or header["n_classes"] < 2:
+    if any(type(header.get(key)) is not kind for key, kind in kinds.items()) or not 2 <= header["n_classes"] <= MOST:
         raise FedCalError("the federation's plan is damaged: ask for it again")
+    if classes := header["classes"]:
+        if not all(type(label) in (str, int, float, bool) for label in classes):
+            raise FedCalError("the federation's classes are damaged: ask for its plan again")
+        check_classes(classes, header["n_classes"])
     method = method_from_json(header)
     return Plan(method, header["n_classes"], header["seed"], tuple(header["classes"]), header["federation"])
 
 
-def pack_request(plan: Plan, request: Request) -> bytes:
-    """Return a request, with the plan that it belongs to, as bytes."""
+def pack_request(plan: Plan, request: Request, clients: Sequence[str] = ()) -> bytes:
+    """Return a request, with the plan that it belongs to, as bytes.
+
+    Args:
+        plan: of the federation.
+        request: the server's.
+        clients: who is asked; `asked_clients` reads them back. Empty: everybody.
+    """
     tensors: Params = {}
     query = _flatten(request.query, "", tensors)
     clipping = asdict(request.clipping) if request.clipping else None
     header = {**plan_to_json(plan), "kind": "request", "round": request.round, "query": query}
+    header |= {"clients": list(clients)} if clients else {}
     return pack(tensors, header | ({"clip": clipping["clip"], "unit": clipping["unit"]} if clipping else {}))
 
 
@@ -98,9 +112,10 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
         FedCalError: where the bytes are not a request of this version.
     """
     tensors, header = unpack(data)
-    plan = plan_from_json(header)
-    if header.get("kind") != "request" or type(header.get("round")) is not int or header["round"] < 1:
+    _check_schema(header)
+    if header.get("kind") != "request" or type(header.get("round")) is not int or not 1 <= header["round"] <= MOST:
         raise FedCalError("the message is not a request")
+    plan = plan_from_json(header)
     query = _rebuild(header.get("query"), tensors, 0)
     if not isinstance(query, Query):
         raise FedCalError("the request asks nothing that this fedcal knows: use one version everywhere")
@@ -108,9 +123,22 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
     return plan, Request(plan.federation, header["round"], query, clipping)
 
 
+def asked_clients(data: Any) -> list[str]:
+    """Return the names of the clients that a request is meant for; empty: everybody.
+
+    Raises:
+        FedCalError: where the bytes are not a message.
+    """
+    clients = unpack(data)[1].get("clients", [])
+    if not isinstance(clients, list) or not all(type(name) is str for name in clients):
+        raise FedCalError("the request does not say whom it asks")
+    return clients
+
+
 def pack_reply(reply: Reply, client: str) -> bytes:
     """Return a client's reply as bytes."""
     header = {"schema": SCHEMA, "kind": "reply", "client": client, "n": reply.n, "to": reply.to, "notes": reply.notes}
+    header |= {"probs": True} if reply.probs else {}
     return pack(reply.content, header | ({"privacy": reply.privacy} if reply.privacy else {}))
 
 
@@ -127,7 +155,8 @@ def unpack_reply(data: Any) -> tuple[str, Reply]:
         raise FedCalError("the message is not a reply")
     if type(n) is not int or not 0 <= n <= 10**12:
         raise FedCalError(f"{client} declares {n!r} samples: a whole number is needed")
-    return client, Reply(tensors, n, to, _numbers(client, header.get("notes")), privacy=_privacy(client, header))
+    notes, privacy = _numbers(client, header.get("notes")), _privacy(client, header)
+    return client, Reply(tensors, n, to, notes, privacy, header.get("probs") is True)
 
 
 def _check_schema(header: Header) -> None:

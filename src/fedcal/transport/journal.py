@@ -1,6 +1,6 @@
 """A server's state in a folder, one file per round, each written whole or not at all: a killed server goes on from there.
 
-round-RESTARTS-NNNN.safetensors    what a round came to, and the books as they stood after it
+round-RESTARTS-NNNN.safetensors    what a round came to, and the books as they stood after it; 0000: the fit began again
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from fedcal.protocol import Server
 
 
 class Journal:
-    """The rounds of one server."""
+    """The rounds of one server.
+
+    Args:
+        folder: where the files are.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def append(self, server: Server) -> None:
-        """Write the round that the server has just received."""
+        """Write the round that the server has just received, or that it begins again."""
         number = server.fit.received
-        state = server.state_dict(since=number - 1)
+        state = server.state_dict(since=max(number - 1, 0))
         write_tensors(self._path(server.ledger.restarts, number), state["tensors"], state["about"])
 
     def load(self, server: Server) -> bool:
@@ -34,17 +38,18 @@ class Journal:
         Raises:
             FedCalError: where a file is damaged, missing, or of another federation.
         """
-        restarts = [int(path.name.split("-")[1]) for path in self.folder.glob("round-*-*.safetensors")]
-        tensors: Params = {}
-        about = None
-        number = 1
-        while restarts and (path := self._path(max(restarts), number)).exists():
-            found, about = read_tensors(path)
-            tensors |= found
-            number += 1
-        if about is None:
+        restarts, last = max(self._rounds(), default=(0, -1))
+        if last < 0:
             return False
+        tensors: Params = {}
+        federations, about = set[str](), {}
+        for number in range(0 if restarts else 1, last + 1):
+            found, about = read_tensors(self._path(restarts, number))
+            tensors |= found
+            federations.add(str(about.get("federation")))
         try:
+            if len(federations) > 1:
+                raise FedCalError("the rounds are of several federations: put the right files back")
             server.load_state_dict({"tensors": tensors, "about": about})
         except FedCalError as error:
             raise FedCalError(f"{self.folder}: {error}") from None
@@ -52,8 +57,13 @@ class Journal:
 
     def clear(self) -> None:
         """Delete all rounds."""
-        for path in self.folder.glob("round-*-*.safetensors"):
-            path.unlink(missing_ok=True)
+        for restarts, number in self._rounds():
+            self._path(restarts, number).unlink(missing_ok=True)
+
+    def _rounds(self) -> list[tuple[int, int]]:
+        """The numbers of restart and round of every file."""
+        names = (path.stem.split("-")[1:] for path in self.folder.glob("round-*-*.safetensors"))
+        return [(int(name[0]), int(name[1])) for name in names if len(name) == 2 and "".join(name).isdecimal()]
 
     def _path(self, restarts: int, number: int) -> Path:
         return self.folder / f"round-{restarts}-{number:04d}.safetensors"

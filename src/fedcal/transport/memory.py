@@ -14,6 +14,7 @@ import torch
 
 from fedcal.base.checks import check_kind, check_whole, look_like_probs, warn_of_probs
 from fedcal.data.samples import Samples, Stream, check_clients, name_columns
+from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SampleQuery, Several
 from fedcal.methods import DEFAULT, Method, get_method
@@ -82,6 +83,8 @@ def calibrate(
     rounds = None if rounds is None else check_whole(rounds, "rounds", low=0)
     server = Server(chosen, n_classes, seed, rounds=rounds, classes=name_columns(found), history=False)
     scaler = Exchange(server).run(samples)
+    if server.ledger.rounds and not server.ledger.updates:
+        raise FedCalError("no samples: every client is empty; at least one needs some")
     scaler.probs = kind
     return scaler
 

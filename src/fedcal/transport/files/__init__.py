@@ -1,15 +1,15 @@
-"""A federation by files, over any channel: the server asks, every site answers, until the server has its scaler.
+"""A federation by files, over any channel: the server requests, every site replies, until the server has its scaler.
 
-    server   start    question-0001.safetensors
-    site     answer   SITE-0001.safetensors, and SITE.state.safetensors, which never leaves
-    server   add      question-0002.safetensors …, and in the end scaler.safetensors
-    site     finish   SITE-scaler.safetensors: the global scaler and what the site makes of it for itself
+    server   start     request-0001.safetensors
+    site     reply     SITE-0001.safetensors, and SITE.state.safetensors, which never leaves
+    server   receive   request-0002.safetensors …, and in the end scaler.safetensors
+    site     finish    SITE-scaler.safetensors: the global scaler and the site's personal part
 
-The server keeps nothing in memory. Its folder holds federation.json and one file a round, the sum of the answers (or, of
-methods that average, the new params); replaying these gives the server back. A command killed half-way is given again.
+Nothing is kept in memory between commands, and no file is written unless all is well: a command that was killed half-way is
+given again.
 """
 
-from fedcal.transport.files.server import Server, add, ask, merge, replay, start
-from fedcal.transport.files.site import answer, classes_of, finish
+from fedcal.transport.files.client import finish, read_request, reply
+from fedcal.transport.files.server import Federation, merge, receive, start, status
 
-__all__ = ["Server", "add", "answer", "ask", "classes_of", "finish", "merge", "replay", "start"]
+__all__ = ["Federation", "finish", "merge", "read_request", "receive", "reply", "start", "status"]

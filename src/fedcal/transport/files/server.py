@@ -1,8 +1,8 @@
-"""The server's half of a federation by files."""
+"""The server's folder: federation.json (plan and sites), requests, rounds (journal.py), and in the end scaler.safetensors."""
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,226 +11,181 @@ import torch
 
 from fedcal.base.checks import check_whole
 from fedcal.base.labels import check_classes
-from fedcal.base.logits import Params
-from fedcal.base.seeds import torch_rng
-from fedcal.base.store import read_json, read_tensors, write_json, write_tensors
-from fedcal.base.threads import one_thread
+from fedcal.base.store import read_json, write_bytes, write_json
+from fedcal.data.samples import name_columns
 from fedcal.errors import FedCalError, counted, unknown
-from fedcal.methods import METHODS, Method, Update, get_method, method_from_json, method_to_json
-from fedcal.methods.method import Averaged, total
-from fedcal.protocol.checks import (
-    SCHEMA,
-    Expected,
-    check_content,
-    check_file,
-    check_header,
-    check_name,
-    declared_squares,
-    digest,
-)
-from fedcal.protocol.rounds import Calibration, advance, begin, name_columns, plain
-from fedcal.protocol.scaler_file import load_scaler, save_scaler
+from fedcal.methods import get_method
+from fedcal.protocol import Reply, Scaler, Server
+from fedcal.protocol.checks import check_bytes, check_client_name
+from fedcal.protocol.wire import pack_request, plan_from_json, plan_to_json, unpack_reply
+from fedcal.transport.files.client import check_stays, read_bytes
+from fedcal.transport.journal import Journal
 
 
-@dataclass
-class Server:
-    """A federation as its folder tells it."""
+@dataclass(frozen=True)
+class Federation:
+    """A federation, as its folder tells it."""
 
     folder: Path
-    about: dict[str, Any]  # federation.json
-    state: Calibration
-    sites: list[str]  # those that still take part, sorted
-    n: dict[str, int]  # how many samples each said that it has
-    squares: dict[str, float]  # and what their squared logits add up to
-    asked: list[Params]  # the questions of earlier rounds
+    server: Server
+    named: tuple[str, ...]  # the sites that it began with, sorted
 
     @property
-    def done(self) -> bool:
-        method = self.state.method
-        return self.state.rounds >= method.rounds if isinstance(method, Averaged) else self.state.done
+    def sites(self) -> list[str]:
+        """The sites that still take part."""
+        return [site for site in self.named if site not in self.server.ledger.dropped]
 
     @property
-    def round(self) -> int:
-        """The round that is on: 1 at first."""
-        return self.state.rounds + 1
+    def output(self) -> Path:
+        """The file that the sites get next: a request, or the scaler."""
+        request = self.server.request
+        return self.folder / (f"request-{request.round:04d}.safetensors" if request else "scaler.safetensors")
 
-    @property
-    def question(self) -> Params:
-        return self.state.params if isinstance(self.state.method, Averaged) else self.state.question
-
-    def summed(self, number: int) -> Path:
-        kind = "params" if isinstance(self.state.method, Averaged) else "sums"
-        return self.folder / f"{kind}-{number:04d}.safetensors"
-
-    def current(self) -> Path:
-        """What the sites get next."""
-        return self.folder / ("scaler.safetensors" if self.done else f"question-{self.round:04d}.safetensors")
+    def write_output(self) -> None:
+        """Write that file: the same bytes each time."""
+        if request := self.server.request:
+            write_bytes(self.output, pack_request(self.server.plan, request, self.sites))
+        else:
+            self.server.scaler.save(self.output)
 
 
-def start(folder: Path, method: str, classes: Any, sites: list[str], seed: int) -> Server:
-    """A new federation, with its first question. `classes` is their number, or a list of the columns' labels."""
+def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[str], seed: int = 0) -> Federation:
+    """Begin a federation: write its plan and the first request.
+
+    Args:
+        folder: the server's.
+        method: see `fedcal methods`; with options as in "fedcal-plus:accuracy=keep".
+        classes: their number, or the label of each column.
+        sites: names of the sites.
+        seed: of whatever is drawn at random.
+
+    Returns:
+        The federation.
+
+    Raises:
+        FedCalError: where an argument is not as it should be, or the folder holds a federation.
+    """
     chosen = get_method(method)
+    check_stays(chosen)
     n_classes = check_whole(len(classes) if isinstance(classes, list) else classes, "classes", low=2)
     labels = name_columns(check_classes(classes, n_classes)) if isinstance(classes, list) else ()
-    if chosen.needs_pooled_data:
-        raise FedCalError(
-            f"{chosen.name} sends every logit and label to the server: use `fedcal calibrate` where they are"
-        )
     if not chosen.rounds:
-        raise FedCalError(f"{chosen.name} asks the sites nothing: choose another method, or add rounds=N to it")
+        raise FedCalError(f"{chosen.name} asks the sites nothing: choose another method, or its option rounds=N")
     for site in sites:
-        check_name(site)
+        check_client_name(site)
     if not sites or len(set(sites)) < len(sites):
-        raise FedCalError(f"sites must be named, and apart, not {','.join(sites)!r}: --sites siteA,siteB")
+        raise FedCalError(f"sites must have different names, not {','.join(sites)!r}: --sites siteA,siteB")
     if (folder / "federation.json").exists():
         raise FedCalError(f"{folder} holds a federation already: choose another folder")
-    about = {
-        "schema": SCHEMA,
-        "federation": uuid.uuid4().hex,
-        **method_to_json(chosen),
-        "n_classes": n_classes,
-        "classes": list(labels),
-        "seed": check_whole(seed, "seed", low=0),
-        "sites": sorted(sites),
-    }
-    server = _begin(folder, about)
-    ask(server)
-    write_json(folder / "federation.json", about)
-    return server
+    federation = Federation(folder, Server(chosen, n_classes, seed, classes=labels), tuple(sorted(sites)))
+    federation.write_output()
+    about = plan_to_json(federation.server.plan) | {"sites": list(federation.named)}
+    write_json(folder / "federation.json", about)  # last: the federation exists from here on
+    return federation
 
 
-def replay(folder: Path) -> Server:
-    """The server as it stood after the last round that was summed."""
-    if not (folder / "federation.json").exists():
-        raise FedCalError(f"{folder} holds no federation: begin one with `fedcal server start`")
-    about = read_json(folder / "federation.json")
-    if about.get("schema") != SCHEMA or about.get("method") not in METHODS:
-        raise FedCalError(f"{folder}/federation.json: not of a schema that this fedcal knows: start anew")
-    server = _begin(folder, about)
-    while not server.done and (path := server.summed(server.round)).exists():
-        sums, header = read_tensors(path)
-        if [header.get(key) for key in ("federation", "round")] != [about["federation"], server.round]:
-            raise FedCalError(f"{path} belongs to another federation or round: put the right file back")
-        _advance(server, sums, header["sites"], header["n"], header.get("squares", {}))
-    return server
+def receive(folder: Path, replies: Sequence[Path], without: Sequence[str] = ()) -> Federation:
+    """Take a round's replies: write the next request, or the scaler. Nothing is written unless all is well.
 
+    Args:
+        folder: the server's.
+        replies: the reply of every site.
+        without: sites to go on without. An exact fit that holds sums of theirs begins again with the others (see
+            `Server.drop`); `replies` are then of no use.
 
-@one_thread()
-def add(folder: Path, answers: list[Path], without: list[str]) -> Server:
-    """The round's answers added up: the next question, or the scaler. Nothing is written unless all is well."""
-    server = replay(folder)
-    if server.done:
-        raise FedCalError(
-            f"{folder} is done after {counted(server.round - 1, 'round')}: its scaler is {server.current()}"
-        )
-    for site in without:
-        if site not in server.sites:
-            raise unknown("site", site, server.sites)
-    expected = Expected(
-        federation=server.about["federation"],
-        round=server.round,
-        question=digest(server.question),
-        n_classes=server.about["n_classes"],
-        sites=[site for site in server.sites if site not in without],
-        n=server.n,
-        squares=server.squares,
-        content=stand_in(server.state.method, server.about["n_classes"], [*server.asked, server.question]),
-        asked=server.question,
-    )
-    updates: dict[str, Update] = {}
-    for path in answers:
-        check_file(path, expected)
-        content, header = read_tensors(path)
-        site = check_header(path, header, expected)
-        if site in updates:
-            raise FedCalError(f"{path}: a second answer of {site}: give one of each site")
-        check_content(site, str(path), content, header["n"], expected)
-        updates[site] = Update(plain(content), header["n"])
-    if missing := [site for site in expected.sites if site not in updates]:
-        raise FedCalError(
-            f"round {server.round}: no answer of {', '.join(missing)}; wait for it, or go on with --without {missing[0]}"
-        )
-    return _write_round(server, dict(sorted(updates.items())))
+    Returns:
+        The federation after this round.
 
-
-def _write_round(server: Server, updates: dict[str, Update]) -> Server:
-    method, number, words = server.state.method, server.round, list(updates.values())
-    if not any(update.content for update in words):
-        raise FedCalError(f"round {number}: every answer is empty: the sites have too few samples")
-    summed, n = server.summed(number), {site: update.n for site, update in updates.items()}
-    squares = declared_squares(server.squares, updates)
-    try:
-        sums = method.server(server.state.params, words) if isinstance(method, Averaged) else total(words)
-        _advance(server, sums, list(updates), n, squares)
-    except (RuntimeError, ArithmeticError, KeyError, IndexError) as error:
-        raise FedCalError(
-            f"round {number}: the sums lead nowhere ({str(error).splitlines()[0]}): check the sites"
-        ) from None
-    ask(server)
-    header = {"federation": server.about["federation"], "round": number, "sites": server.sites, "n": n}
-    header |= {"squares": squares}
-    write_tensors(summed, sums, header)  # last: the round counts from here on
-    return server
-
-
-def ask(server: Server) -> Path:
-    """Write what the sites get next: a question, or the scaler. The same bytes each time."""
-    path = server.current()
-    if server.done:
-        state = server.state
-        final = Calibration(state.method, state.params, n_classes=state.n_classes, classes=state.classes)
-        save_scaler(path, final)
-    else:
-        header = {**server.about, "kind": "question", "round": server.round, "sites": server.sites}
-        write_tensors(path, server.question, header)
-    return path
-
-
-def merge(scaler: Path, parts: list[Path], out: Path) -> list[str]:
-    """One file of the global scaler and those sites' own parts, for sites that wish to be served from one place."""
-    whole = load_scaler(scaler)
-    for path in parts:
-        part = load_scaler(path)
-        if part.method != whole.method or digest(part.params) != digest(whole.params):
-            raise FedCalError(f"{path}: not a part of {scaler}: its global scaler is another one")
-        whole.own |= part.own
-    save_scaler(out, whole)
-    return sorted(whole.own)
-
-
-def _begin(folder: Path, about: dict[str, Any]) -> Server:
-    try:
-        state = begin(method_from_json(about), about["n_classes"], about["seed"])
-        state.classes = tuple(about.get("classes", ()))
-        return Server(folder, about, state, list(about["sites"]), {}, {}, [])
-    except (KeyError, TypeError, FedCalError) as error:
-        raise FedCalError(f"{folder}/federation.json is damaged ({error}): start anew") from None
-
-
-def _advance(server: Server, sums: Params, sites: list[str], n: dict[str, int], squares: dict[str, float]) -> None:
-    state = server.state
-    if isinstance(state.method, Averaged):
-        state.params = plain(sums)
-    else:
-        server.asked.append(state.question)
-        advance(state, sums)
-    state.rounds += 1
-    server.sites, server.n, server.squares = sites, n, squares
-
-
-def stand_in(method: Method, n_classes: int, questions: list[Params]) -> Params:
-    """What a site of a single sample would answer to the last question: it shows names, shapes and types.
-
-    A site may build on what it kept from an earlier question; then the stand-in is asked that one first.
+    Raises:
+        FedCalError: where a reply is missing, doubled or refused, or there is nothing to reply to.
     """
-    logits, labels = torch.eye(n_classes, dtype=torch.float64)[:1], torch.zeros(1, dtype=torch.int64)
-    for first in reversed(range(len(questions))):
-        update = Update({}, 0)
+    federation = _load(folder)
+    server = federation.server
+    if server.request is None:
+        rounds = counted(server.ledger.rounds, "round")
+        raise FedCalError(f"{folder} is done after {rounds}: its scaler is {federation.output}")
+    for site in without:
+        if site not in federation.sites:
+            raise unknown("site", site, federation.sites)
+    begins_again = server.drop(without)
+    if not federation.sites:
+        raise FedCalError("no site is left: go on with at least one")
+    if not begins_again:
+        server.receive(_read_replies(federation, replies))
+    federation.write_output()
+    Journal(folder).append(server)  # last: the round counts from here on
+    return federation
+
+
+def status(folder: Path) -> Federation:
+    """Read where a federation stands, and write its request (or scaler) again if that was lost.
+
+    Raises:
+        FedCalError: where the folder holds no federation, or a damaged one.
+    """
+    federation = _load(folder)
+    if not federation.output.exists():
+        federation.write_output()
+    return federation
+
+
+def merge(scaler: Path, parts: Sequence[Path], out: Path) -> list[str]:
+    """Write one file of the global scaler and those sites' personal parts, to serve them from one place.
+
+    Args:
+        scaler: the server's.
+        parts: scalers that sites have finished.
+        out: the file to write.
+
+    Returns:
+        The sites in that file.
+
+    Raises:
+        FedCalError: where a part is of another scaler.
+    """
+    whole = Scaler.load(scaler)
+    for path in parts:
+        part = Scaler.load(path)
+        same = part.method == whole.method and part.params.keys() == whole.params.keys()
+        if not same or not all(torch.equal(part.params[name], value) for name, value in whole.params.items()):
+            raise FedCalError(f"{path}: not a part of {scaler}: its global scaler is another one")
+        whole.personal |= part.personal
+    whole.save(out)
+    return sorted(whole.personal)
+
+
+def _load(folder: Path) -> Federation:
+    """The federation as it stood after the last round in its journal."""
+    path = folder / "federation.json"
+    if not path.exists():
+        raise FedCalError(f"{folder} holds no federation: begin one with `fedcal server start`")
+    about = read_json(path)
+    if not isinstance(about.get("sites"), list):
+        raise FedCalError(f"{path} is damaged: start again")
+    server = Server.of(plan_from_json(about))
+    Journal(folder).load(server)
+    if server.plan.federation != about["federation"]:
+        raise FedCalError(f"{folder}: the rounds belong to another federation: put the right files back")
+    return Federation(folder, server, tuple(about["sites"]))
+
+
+def _read_replies(federation: Federation, paths: Sequence[Path]) -> dict[str, Reply]:
+    """The round's replies by site, in the order of their names; `Server.receive` checks what they hold."""
+    sites, example, found = federation.sites, federation.server.example, dict[str, Reply]()
+    for path in paths:
+        check_bytes(str(path), path.stat().st_size if path.exists() else 0, example)
         try:
-            for question in questions[first:]:
-                whole = {name: value for name, value in question.items() if name != "share"}  # of all its samples
-                update = method.client(whole, update.own, logits, labels, torch_rng(0, "stand-in"))
-            return update.content
-        except KeyError:
-            continue
-    raise FedCalError("the questions of the rounds do not fit each other: start anew")
+            site, reply = unpack_reply(read_bytes(path))
+            if site not in sites:
+                raise unknown("site", site, sites)
+            if site in found:
+                raise FedCalError(f"a second reply of {site}: give one of each site")
+        except FedCalError as error:
+            raise FedCalError(f"{path}: {error}") from None
+        found[site] = reply
+    if missing := [site for site in sites if site not in found]:
+        number = federation.server.ledger.rounds + 1
+        raise FedCalError(
+            f"round {number}: no reply of {', '.join(missing)}; wait for it, or go on with --without {missing[0]}"
+        )
+    return dict(sorted(found.items()))

@@ -1,0 +1,43 @@
+"""Whole conversations of a server and its clients, for tests of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcal.methods import METHODS
+from fedcal.protocol import Client, Reply, Request, Server
+
+Samples = list[tuple[Tensor, Tensor]]
+ROUNDS = 80  # of a conversation; by then every kind of request has been sent
+SPECS = [
+    f"{name}:rounds={2 if not method.additive else 12}"
+    if name.startswith(("fedcal", "lr-ts", "fed-op")) and name != "fedcal-plus"
+    else name
+    for name, method in METHODS.items()
+    if name != "uncal"
+]
+
+
+def make_samples(sizes: list[int], k: int, scale: float = 3.0, seed: int = 0) -> Samples:
+    """Return clients of so many samples each."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for n in sizes:
+        y = rng.integers(k, size=n)
+        z = scale * (rng.normal(size=(n, k)) + 1.5 * np.eye(k)[y])
+        found.append((torch.from_numpy(z), torch.from_numpy(y)))
+    return found
+
+
+def converse(spec: str, samples: Samples) -> Iterator[tuple[Server, Request, dict[str, Reply]]]:
+    """Run a fit; yield every request with all replies, before the server receives them."""
+    server = Server(spec, samples[0][0].shape[1])
+    clients = {f"site{i}": Client(server.plan.method, *pair) for i, pair in enumerate(samples)}
+    while (request := server.request) is not None and server.ledger.rounds < ROUNDS:
+        replies = {name: client.reply(request) for name, client in clients.items()}
+        yield server, request, replies
+        server.receive(replies, check=False)
