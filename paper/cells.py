@@ -289,7 +289,7 @@ def _fit(record: Recording, spec: str) -> Scaler:
 
 
 def measure(scaler: Scaler, record: Recording) -> dict[str, Any]:
-    """Metrics under the global scaler, pooled and by client, and with each client's personal scaler."""
+    """Metrics of the global scaler, pooled (`global`) and per client (`local`), and of the personal scalers (`own`)."""
     views = {
         "local": lambda _, logits: scaler.apply(logits),
         "own": lambda client, logits: scaler.apply(logits, client if client in scaler.personal else None),
