@@ -16,7 +16,7 @@ from pathlib import Path
 
 import fedcal
 from fedcal.base.store import read_json, read_tensors
-from fedcal.transport.flower import launch
+from fedcal.federate import launch
 
 PATIENCE = 420.0
 

@@ -17,8 +17,9 @@ from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
 import fedcal
+from fedcal.federate import task
 from fedcal.simulate import federation
-from fedcal.transport.flower import CalibratedStrategy, ExactFedAvg, LocalGrid, Privacy, calibration_mod, task
+from fedcal.transport.flower import CalibratedStrategy, ExactFedAvg, LocalGrid, Privacy, calibration_mod
 
 REPEATS, DELTA, CLIP, ROUNDS = 10, 1e-4, 2.0, 6
 CONFIG = fedcal.Config(

@@ -23,8 +23,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 import fedcal
-from fedcal.transport.flower import CalibratedStrategy, ExactFedAvg, task
-from fedcal.transport.flower.app.client_app import app as node_app
+from fedcal.federate import task
+from fedcal.federate.app.client_app import app as node_app
+from fedcal.transport.flower import CalibratedStrategy, ExactFedAvg
 
 NODES = int(sys.argv[1]) if len(sys.argv) > 1 else 200
 CONFIG = fedcal.Config(

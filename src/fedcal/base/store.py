@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fedcal.errors import FedCalError
 
+RESULTS_SCHEMA = 1  # of results.json, which a run writes and a report reads
+
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Atomically: a reader, or a run killed meanwhile, sees the old file or the new one."""

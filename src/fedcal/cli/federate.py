@@ -44,9 +44,9 @@ def federate(
     With TLS and node keys, made for it, unless --insecure. --dry-run prints the commands, to be copied to real machines.
     """
     from fedcal.data import DATASETS
+    from fedcal.federate import launch
     from fedcal.simulate.config import Config
     from fedcal.simulate.runs import check_folder
-    from fedcal.transport.flower import launch
 
     natural = data in DATASETS and DATASETS[data].partition == "natural"
     count = clients if clients is not None or natural else 3

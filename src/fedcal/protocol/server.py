@@ -86,7 +86,9 @@ class Server:
         self.fit: Fit = self.plan.method.begin(self.plan.n_classes, self.rounds, self.plan.seed)
         self.fit.robust, self.fit.keeps_history = self.robust, self.history
         self.known: dict[str, Known] = {}  # what clients have declared since the fit began
-        self._checked: dict[str, Known] = {}  # what clients have declared in replies that were checked, not yet received
+        self._checked: dict[
+            str, Known
+        ] = {}  # what clients have declared in replies that were checked, not yet received
         self.private: dict[str, dict[str, Any]] = {}  # what clients with local privacy say of it
         self._request: Request | None = None
         self._example: Params | None = None

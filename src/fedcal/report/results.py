@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedcal.base.store import RESULTS_SCHEMA
 from fedcal.errors import FedCalError
 from fedcal.methods import METHODS, method_from_json
 from fedcal.methods.spec import short_label
-from fedcal.simulate.config import SCHEMA
 
 BASELINE = "uncal"
 POOLED = "val-ts"  # the one method that looks at the clients' pooled calibration data
@@ -85,9 +85,9 @@ def _load_results(path: Path) -> Results:
     results = _parse(_read(path), str(path))
     if not isinstance(results, dict) or "schema" not in results:
         raise FedCalError(f"{path}: no 'schema' in it, so not a FedCal result: point to a folder of `fedcal run`")
-    if results["schema"] != SCHEMA:
+    if results["schema"] != RESULTS_SCHEMA:
         raise FedCalError(
-            f"{path}: schema {results['schema']}, this fedcal reads {SCHEMA}: "
+            f"{path}: schema {results['schema']}, this fedcal reads {RESULTS_SCHEMA}: "
             "use the fedcal version that wrote it, or repeat the run"
         )
     for key in ("config", "data", "methods"):

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fedcal.base.store import append_line, finite, read_json, write_bytes, write_json, write_tensors
+from fedcal.base.store import RESULTS_SCHEMA, append_line, finite, read_json, write_bytes, write_json, write_tensors
 from fedcal.errors import FedCalError
 from fedcal.measure.tally import Tally
 from fedcal.measure.views import Measured
@@ -127,7 +127,7 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
     table = state.skew
     return finite(
         {
-            "schema": SCHEMA,
+            "schema": RESULTS_SCHEMA,
             "fedcal": _version(),
             "torch": torch.__version__.split("+")[0],
             "device": config.device,

@@ -24,8 +24,8 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp.strategy import Strategy
 
+from fedcal.federate.app.client_app import app as client_app
 from fedcal.transport.flower import CalibratedStrategy, ExactFedAvg, LocalGrid
-from fedcal.transport.flower.app.client_app import app as client_app
 
 ROUNDS = 3
 

@@ -15,8 +15,8 @@ from flwr.serverapp.strategy import (
 )
 
 from fedcal import FedCalError, Scaler
+from fedcal.federate.app.client_app import app as client_app
 from fedcal.transport.flower import CalibratedStrategy, calibration_mod, personal_scaler
-from fedcal.transport.flower.app.client_app import app as client_app
 from fedcal.transport.flower.client import as_samples
 from transport.flower.help import ROUNDS, config_of, distance, flower, grid_of, simulated
 

@@ -15,8 +15,8 @@ from flwr.app import Context, RecordDict
 
 from fedcal import Scaler
 from fedcal.base.store import read_json
+from fedcal.federate.launch import ENVIRONMENT
 from fedcal.transport.flower import LocalGrid
-from fedcal.transport.flower.launch import ENVIRONMENT
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -17,11 +17,12 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClippin
 
 import fedcal
 from fedcal import FedCalError
+from fedcal.federate import task
+from fedcal.federate.app.client_app import app as client_app
 from fedcal.protocol import Reply
 from fedcal.protocol.checks import Known, outliers
 from fedcal.protocol.wire import pack, unpack
-from fedcal.transport.flower import Privacy, calibration_mod, task
-from fedcal.transport.flower.app.client_app import app as client_app
+from fedcal.transport.flower import Privacy, calibration_mod
 from fedcal.transport.flower.inner import numbers_of, put_back, state_of
 from fedcal.transport.flower.records import DATA, REPLY, from_record, to_record
 

@@ -17,9 +17,10 @@ import fedcal
 from fedcal import FedCalError
 from fedcal.exact.prepared import ALL, Prepared
 from fedcal.exact.queries import LinearSums
+from fedcal.federate import task
 from fedcal.methods import get_method
 from fedcal.protocol.privacy import clipped
-from fedcal.transport.flower import LocalGrid, Privacy, calibration_mod, task
+from fedcal.transport.flower import LocalGrid, Privacy, calibration_mod
 from fedcal.transport.flower.secagg import secure_client, secure_fit
 
 K = 10

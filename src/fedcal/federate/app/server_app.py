@@ -5,7 +5,7 @@ import json
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedcal.transport.flower import task
+from fedcal.federate import task
 
 app = ServerApp()
 

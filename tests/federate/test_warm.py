@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
-from fedcal.transport.flower import warm
+from fedcal.federate import warm
 
 COMMAND = """
 import os, sys, time

@@ -20,14 +20,14 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedcal import Scaler
 from fedcal.base.store import read_json, read_tensors
+from fedcal.federate import launch
+from fedcal.federate.app.client_app import app as client_app
+from fedcal.federate.keys import write_node_key
 from fedcal.learn.local import predict
 from fedcal.measure.tally import Tally
 from fedcal.methods import spec_of
 from fedcal.methods.spec import file_name
 from fedcal.simulate.federation import assemble
-from fedcal.transport.flower import launch
-from fedcal.transport.flower.app.client_app import app as client_app
-from fedcal.transport.flower.keys import write_node_key
 from transport.flower.help import ROUNDS, config_of, distance, flower, grid_of, simulated
 
 MEASURED = ("accuracy", "nll", "brier", "ece", "equal_mass_ece", "classwise_ece")

@@ -3,7 +3,8 @@
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedcal.transport.flower import calibration_mod, task
+from fedcal.federate import task
+from fedcal.transport.flower import calibration_mod
 
 app = ClientApp(mods=[calibration_mod(task.logits)])
 

@@ -29,13 +29,13 @@ from flwr.serverapp.strategy import FedAvg
 from fedcal.base.store import write_bytes, write_json
 from fedcal.data import DATASETS, load
 from fedcal.errors import FedCalError
+from fedcal.federate import app as app_package
+from fedcal.federate.keys import write_certificates, write_node_key
+from fedcal.federate.task import spec_of_run
+from fedcal.federate.warm import write_commands
 from fedcal.simulate.config import Config
 from fedcal.simulate.runs import FILES
-from fedcal.transport.flower import app as app_package
-from fedcal.transport.flower.keys import write_certificates, write_node_key
 from fedcal.transport.flower.strategy import CalibratedStrategy
-from fedcal.transport.flower.task import spec_of_run
-from fedcal.transport.flower.warm import write_commands
 
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -300,7 +300,7 @@ def federation(plan: Plan) -> Iterator[Processes]:
             line = Path(short) / "warm"
             write_commands(plan.flower / "bin", line)
             settings = json.dumps(plan.config.to_dict())
-            processes.start("warm", [sys.executable, "-m", "fedcal.transport.flower.warm", str(line), settings])
+            processes.start("warm", [sys.executable, "-m", "fedcal.federate.warm", str(line), settings])
             processes.start("superlink", plan.superlink())
             wait_healthy(plan, processes)
             wait_warm(line, processes)

@@ -1,7 +1,7 @@
 """Fast start of Flower's processes: they are forked from one process that has everything imported already.
 
 Flower starts a new `flwr-clientapp` for every message, which imports PyTorch for seconds; calibration has many small
-messages. `python -m fedcal.transport.flower.warm SOCKET [CONFIG]` imports once, loads the data, and waits. `write_commands`
+messages. `python -m fedcal.federate.warm SOCKET [CONFIG]` imports once, loads the data, and waits. `write_commands`
 writes commands with the names of Flower's, to come first in PATH. Such a command asks the process for a fork, which runs
 the real command with the caller's folder, environment and output, for as long as the caller lives. Every message still has
 its own process. Where nobody listens, the command runs Flower's.
@@ -87,12 +87,12 @@ def serve(path: Path, config: str | None = None) -> None:
         "flwr.superlink.main",
         "flwr.supernode.main",
         "httpcore",
-        "fedcal.transport.flower.task",
+        "fedcal.federate.task",
         "fedcal.report",
     ):
         importlib.import_module(module)
     if config is not None:
-        importlib.import_module("fedcal.transport.flower.task").at_node(config)
+        importlib.import_module("fedcal.federate.task").at_node(config)
     _shorten_pauses()
     listen(path)
 

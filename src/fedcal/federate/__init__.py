@@ -1,0 +1,1 @@
+"""`fedcal federate`: a simulated federation as real Flower processes on this machine, with TLS and keys."""
