@@ -1,4 +1,4 @@
-"""What FedCal adds to a Flower round, beside the model: bytes and seconds a node, for cnn and resnet14.
+"""What FedCal adds to a Flower round, beside the model: bytes and seconds per node, for cnn and resnet14.
 
     python benchmarks/flower_overhead.py
 
@@ -54,7 +54,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     print(
-        "| model | method | model up | FedCal up | FedCal down | training s | FedCal s | calibration rounds | s a round |"
+        "| model | method | model up | FedCal up | FedCal down | training s | FedCal s | calibration rounds | s per round |"
     )
     for name in SHAPES:
         for method in METHODS:

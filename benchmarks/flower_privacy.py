@@ -28,7 +28,7 @@ CONFIG = fedcal.Config(
 
 
 def run(privacy: Privacy | None, where: str, arrays: ArrayRecord) -> dict[str, float]:
-    """Calibrate the trained model anew; its ECE before and after."""
+    """Calibrate the trained model again; its ECE before and after."""
     app = ClientApp(mods=[calibration_mod(task.logits, privacy if where == "local" else None)])
     app.train()(task.train)
     nodes = [{"partition-id": i, "name": f"client-{i}"} for i in range(5)]

@@ -95,7 +95,7 @@ def main() -> None:
         f"{NODES} nodes, {len(fit)} calibration rounds, {len(report['measured_by'])} measured, faults: {report['faults']}"
     )
     print(
-        f"{seconds:.0f} s in all, {sum(fit):.0f} s of calibration, {1000 * sum(fit) / len(fit) / NODES:.1f} ms a message"
+        f"{seconds:.0f} s in all, {sum(fit):.0f} s of calibration, {1000 * sum(fit) / len(fit) / NODES:.1f} ms per message"
     )
     thirds = [max(totals[i * len(totals) // 3 : (i + 1) * len(totals) // 3]) for i in range(3)]
     print(f"memory: at most {max(totals)} MiB in {max(map(len, peaks))} processes; by thirds of the run {thirds}")

@@ -31,8 +31,8 @@ def fit(method: str, clients: int, samples: int, classes: int) -> dict[str, Any]
     fitted = fedcal.calibrate(data, method)
     found = clock.read()
     held = (peak() - baseline, sum(logits.nbytes for logits, _ in data.values()))
-    sent = (fitted.bytes_up, fitted.bytes_down, fitted.total_up)
-    cells = (method, found["cpu"], found["wall"], *(size / 2**20 for size in held), fitted.rounds)
+    sent = (fitted.ledger.bytes_up, fitted.ledger.bytes_down, fitted.ledger.total_up)
+    cells = (method, found["cpu"], found["wall"], *(size / 2**20 for size in held), fitted.ledger.rounds)
     return dict(zip(COLUMNS, (*cells, *(size / 2**10 for size in sent), " ".join(fitted.params)), strict=True))
 
 

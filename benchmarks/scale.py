@@ -67,8 +67,8 @@ def measure(n: int) -> dict[str, float | str]:
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     return {
         "clients": n, "cpu": cpu, "wall": wall, "us_a_read": 1e6 * reading,
-        "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "rounds": fitted.rounds,
-        "kib_up": fitted.total_up / 2**10, "params": " ".join(fitted.params),
+        "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "rounds": fitted.ledger.rounds,
+        "kib_up": fitted.ledger.total_up / 2**10, "params": " ".join(fitted.params),
     }  # fmt: skip
 
 
@@ -95,9 +95,9 @@ def main() -> int:
 
 def as_text(row: dict[str, float]) -> str:
     return (
-        f"{row['clients']:>7,} clients: {row['cpu']:.1f} s of CPU time, {1e3 * row['cpu'] / row['clients']:.1f} ms a client "
-        f"({row['us_a_read']:.0f} µs to make one), {row['wall']:.1f} s by the clock, {row['gib']:.2f} GiB, "
-        f"{row['rounds']} rounds, {row['kib_up']:.0f} KiB up a client: {row['params']}"
+        f"{row['clients']:>7,} clients: {row['cpu']:.1f} s of CPU time, {1e3 * row['cpu'] / row['clients']:.1f} ms "
+        f"per client ({row['us_a_read']:.0f} µs to make one), {row['wall']:.1f} s by the clock, {row['gib']:.2f} GiB, "
+        f"{row['rounds']} rounds, {row['kib_up']:.0f} KiB up per client: {row['params']}"
     )
 
 

@@ -1,6 +1,6 @@
 """A round of federated averaging on a CPU: FedCal beside plain PyTorch, Flower's Ray simulation and pfl-research.
 
-5 of 20 clients a round, 3 000 random images of MNIST's shape each, 3 epochs, batch 256, SGD 0.01; a CNN of two 3×3
+5 of 20 clients per round, 3 000 random images of MNIST's shape each, 3 epochs, batch 256, SGD 0.01; a CNN of two 3×3
 convolutions (32, 64) and a layer of 128. Everyone's net computes the same functions; FedCal's is built of its own layers,
 which pool before bias and ReLU and flatten without a copy, the others' as tutorials write it, and `plain, our layers` shows
 what that alone is worth. Every contender is a process of its own, taken in turn, its first round not counted. CPU seconds

@@ -30,7 +30,7 @@ def cells(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
 
 
 def present(results: Sequence[Result], out: Path) -> None:
-    """figure4.{md,tex,png}. Local errors are with each client's own scaler, as the paper's."""
+    """figure4.{md,tex,png}. Local errors are with each client's personal scaler, as the paper's."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter

@@ -36,7 +36,7 @@ from paper.present import spread
 CLIENTS = 5  # each with two classes of its own: together they have all ten
 OWN = synthetic.N_CLASSES // CLIENTS
 MU = 0.001  # small: the theorem takes f* to be calibrated, and a ridge of 0.01 alone costs f* 10 % ECE (seed 0)
-STEPS = 5  # local steps a round
+STEPS = 5  # local steps per round
 SHIFTS = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)  # without any, what is left is slowness, not skew
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8)  # step sizes; beyond 1.6 the first rounds diverge
 RATE, SHIFT = 0.4, 0.7  # held while the other thing grows
@@ -247,7 +247,7 @@ def slope_in_G(one: dict[str, Any], config: dict[str, Any], name: str, less_slow
 
 
 def verdict(found: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
-    """Does the error fall as 1/R² and grow as √G? Answered by the slopes of the distance that the proof bounds."""
+    """Does the error fall as 1/R² and grow as √G? Measured by the slopes of the distance that the proof bounds."""
     rounds, tuned = config["rounds"], [envelope(one, "distance") for one in found]
     in_R = [slope(rounds, one) for one in tuned]
     in_G, pure = ([slope_in_G(one, config, "distance", less) for one in found] for less in (False, True))

@@ -2,7 +2,7 @@
 
     python -m paper.studies.ece_difference [--simulations 300] [--seed 0] [--out FILE.md]
 
-Two views of the same samples: each says a confidence, with the same predictions or with every tenth one drawn anew. Beside
+Two views of the same samples: each says a confidence, with the same predictions or with every tenth one drawn again. Beside
 the paired difference: whether the two views' own 95 % intervals overlap.
 Results: paper/results/studies/ece-difference.md.
 """

@@ -6,7 +6,7 @@ patients may harm (docs/exact.md has the table).
     python -m paper.studies.hospitals [--seeds 10] [--out paper/results/studies/hospitals.json]
 
 A federation of three hospitals (FedAvg, `fedcal run --data heart`'s setup, but 30 % of the patients held out to calibrate on)
-trains and calibrates. The fourth took no part. Half of its patients, drawn anew for each seed, are what it knows of itself:
+trains and calibrates. The fourth took no part. Half of its patients, drawn again for each seed, are what it knows of itself:
 with their labels, or without. All methods are judged on the other half.
 
     uncal, val-ts          as they are

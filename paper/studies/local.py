@@ -30,7 +30,7 @@ KEYS = ("ece", "ece_floor", "debiased_l2", "nll", "accuracy", "worst_ece")
 
 
 def local(record: Recording) -> dict[str, Any]:
-    """Every method with each client's own scaler, on its own test samples."""
+    """Every method with each client's personal scaler, on its own test samples."""
     found = {}
     for name in (*OTHERS, "fedcal-plus"):
         fitted = calibrate(record.samples(), name, seed=record.config.seed)

@@ -2,7 +2,7 @@
 
 The paper leaves open what a scaler is fitted on, whose logits, where it starts, who is averaged, and how it is trained
 (docs/paper.md). Here every reading runs beside the others on the same federation: Fashion-MNIST and CIFAR-10, whose
-*training* sets are cut anew into a part to train on and a part to judge by. The official test sets stay closed.
+*training* sets are split again into a part to train on and a part to judge by. The official test sets stay closed.
 
     python -m paper.studies.readings --data fashion-mnist --beta 0.1 --momentum 0 --seed 100 --device cuda [--out FILE.json]
 """

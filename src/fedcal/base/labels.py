@@ -2,7 +2,7 @@
 
 A label is, in this order:
 
-1. one of `classes`, where the user, a fitted calibration or a scaler file says which label each column has;
+1. one of `classes`, where the user, a fitted scaler or its file says which label each column has;
 2. a number: the number of its column;
 3. one of the strings found over all clients, sorted, where they are exactly as many as the columns.
 

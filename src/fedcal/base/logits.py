@@ -1,7 +1,7 @@
 """Logits and probabilities: parameters as tensors, order kept in spite of rounding, many rows in little memory.
 
 A traced graph (torch.export, ONNX, torch.compile) cannot branch on values. Where a function does, `is_compiling` picks a
-branch-free form: equal but for rounding, and `keep_order` does not mend what rounding did to near-ties.
+branch-free form: equal but for rounding, and `keep_order` does not restore the order of near-ties that rounding lost.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def append_line(path: Path, line: str) -> None:
             file.write(line + "\n")
     except OSError as error:
         raise FedCalError(
-            f"cannot write {path}: {error.strerror or error}; mend that and go on with --resume"
+            f"cannot write {path}: {error.strerror or error}; correct that and go on with --resume"
         ) from None
 
 
@@ -75,9 +75,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise FedCalError(f"{path} is missing: is {path.parent} a run folder?") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise FedCalError(f"{path} cannot be read as JSON ({str(error).splitlines()[0]}): run it anew") from None
+        raise FedCalError(f"{path} cannot be read as JSON ({str(error).splitlines()[0]}): run it again") from None
     if not isinstance(content, dict):
-        raise FedCalError(f"{path} should hold a JSON object, not {type(content).__name__}: run it anew")
+        raise FedCalError(f"{path} should hold a JSON object, not {type(content).__name__}: run it again")
     return content
 
 

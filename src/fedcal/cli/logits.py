@@ -96,7 +96,7 @@ def calibrate(
             if view != "before":
                 print(f"{names[view]} against before: {difference(estimated.difference(view, 'before'))}")
     print(
-        "Samples that the scaler was not fitted on: a fifth of each client's; it was then fitted anew on all of them."
+        "Samples that the scaler was not fitted on: a fifth of each client's; it was then fitted again, on all of them."
         if estimated
         else "Too few samples to hold any out: nothing is known of how good the scaler is."
     )
@@ -109,8 +109,10 @@ def apply(
     scaler: Annotated[Path, typer.Argument(metavar="SCALER", help="A scaler.safetensors.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Logits (or probabilities), with or without labels.")],
     out_file: Annotated[Path, typer.Option("--out", help=".npz, .csv or .parquet: probabilities and predictions.")],
-    client: Annotated[str | None, typer.Option(help="Use this client's own scaler. (default: the global one)")] = None,
-    own: Annotated[bool, typer.Option("--own", help="Each row by the own scaler of its `site`.")] = False,
+    client: Annotated[
+        str | None, typer.Option(help="Use this client's personal scaler. (default: the global one)")
+    ] = None,
+    own: Annotated[bool, typer.Option("--own", help="Each row by the personal scaler of its `site`.")] = False,
     probs: Kind = None,
     classes: Classes = None,
 ) -> None:

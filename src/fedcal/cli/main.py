@@ -212,7 +212,7 @@ def report(
     figures: Annotated[Path | None, typer.Option(help="Also save every figure into this folder.")] = None,
     kind: Annotated[FigureFormat, typer.Option("--figure-format", help="Form of the figures.")] = FigureFormat.png,
 ) -> None:
-    """Print a run's table, and write its report.html anew."""
+    """Print a run's table, and write its report.html again."""
     from fedcal import report as reporting
 
     results = reporting.load(run_dir).results

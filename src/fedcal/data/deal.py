@@ -1,7 +1,7 @@
 """Who gets which sample: the owner (a client's index) of every training and test sample.
 
 An owner per sample is the whole bookkeeping: no sample can be dealt twice or forgotten. The test samples of a
-class are dealt in the same shares as its training samples, so that a client is tested under its own label law
+class are dealt in the same shares as its training samples, so that a client is tested under its own label distribution
 and the local test sets together are the whole test set.
 """
 
@@ -50,7 +50,7 @@ def by_shares(labels: Owners, shares: NDArray[np.float64], rng: np.random.Genera
 def top_up(owners: Owners, n_clients: int, at_least: int, rng: np.random.Generator) -> Owners:
     """Move random samples from the largest client to each one that has fewer than `at_least`.
 
-    Redrawing until everyone has enough would change the law of the partition (and may never end); moving a
+    Redrawing until everyone has enough would change the distribution of the partition (and may never end); moving a
     handful of samples touches only the starving clients' labels. `at_least` is lowered to what all can have.
     """
     owners = owners.copy()

@@ -89,7 +89,7 @@ def fetch(
     """Download what is missing or damaged and return the addresses used (none when all was there).
 
     `base_url` is a mirror that serves the same bytes under the same file names. A file gets its final name
-    only once its checksum is right: whatever breaks a transfer, the same call again mends it.
+    only once its checksum is right: whatever breaks a transfer, the same call again completes it.
     """
     source = _source(name)
     if base_url and not base_url.startswith(("http://", "https://")):

@@ -89,13 +89,13 @@ def make_clients(
 
 @dataclass(frozen=True)
 class Skew:
-    """How far the clients' label laws lie from the pooled one."""
+    """How far the clients' label distributions are from the pooled one."""
 
     names: tuple[str, ...]
     train: Tensor  # clients × classes: numbers of samples
     cal: Tensor
     test: Tensor
-    kl: Tensor  # KL(P_c ‖ P) in nats for each client, P_c its training label law and P the pooled one
+    kl: Tensor  # KL(P_c ‖ P) in nats for each client, P_c its training label distribution and P the pooled one
 
     @property
     def G(self) -> float:

@@ -75,7 +75,7 @@ def check_clients(clients: Any, probs: bool | None, classes: Any) -> tuple[dict[
 
 
 class Stream(Mapping[str, Samples]):
-    """A user's mapping of clients, read and checked anew whenever a client is looked at; nothing is held.
+    """A user's mapping of clients, read and checked again whenever a client is looked at; nothing is held.
 
     The first client says what cannot be asked of all of them: the number of classes and, where labels are strings, which
     ones there are.

@@ -31,7 +31,7 @@ def sample(n: int, seed: int = 0, split: str = "train") -> tuple[Tensor, Tensor]
 def log_posterior(x: Tensor, seed: int = 0, log_prior: Tensor | None = None) -> Tensor:
     """log P(class | x) for features as `sample` gives them (not standardised).
 
-    The prior is the mixture's own (uniform) unless `log_prior` says otherwise, such as a client's label law.
+    The prior is the mixture's own (uniform) unless `log_prior` says otherwise, such as a client's label distribution.
     """
     mu = means(seed)
     logits = x @ mu.T - mu.square().sum(1) / 2

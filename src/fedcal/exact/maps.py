@@ -105,7 +105,7 @@ def fine_histogram(log_p: Tensor, log_q: Tensor, hit: Tensor) -> Tensor:
 
 
 def hist_knots(histogram: Tensor, pseudo: float, n_bins: int = 15) -> Tensor:
-    """The server's half: (2, n) knots from the summed histogram, `pseudo` samples a bin pulling to the identity."""
+    """The server's half: (2, n) knots from the summed histogram, `pseudo` samples per bin pulling to the identity."""
     count, confidence, hits = histogram.numpy()
     starts = equal_mass(count, n_bins)
     parts = [p.sum(1) for p in np.split(np.stack([count, confidence, hits]), starts[1:], axis=1)]

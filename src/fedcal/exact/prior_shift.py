@@ -30,7 +30,7 @@ def log_ratio(counts: Tensor, prior: Tensor, alpha: Tensor) -> Tensor:
     return ((counts + alpha * prior) / (counts.sum(-1, keepdim=True) + alpha)).log() - prior.log()
 
 
-# --- the halves of a client, or of several that answer as one ----------------------------------------------------------
+# --- the halves of a client, or of several that reply as one -----------------------------------------------------------
 
 
 def label_counts(labels: Tensor, client: Tensor, n_clients: int, k: int) -> Tensor:

@@ -46,7 +46,7 @@ BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ num
 FITTING = 1e-8
 TOWARDS = 1e-4  # of a fit that another one is shrunk towards
 CHOOSING = 1e-1  # of fits to choose among: standard errors of a choice are some nats
-PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples a bin at the identity
+PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
 RIDGES = {  # prior precisions in natural logit units, strong to weak
     "bias": (1e2, 1e1, 1.0, 0.1),
     "vector": (1e3, 1e2, 1e1, 1.0, 0.1),
@@ -220,7 +220,7 @@ def _compare_maps(view: View, clients: Clients) -> Generator[SumQuery, Sums, tup
     pseudo = PSEUDO[best]
     gain, error = paired(sums, clients.n, -1, 2 * best + 1)
     clients.log |= {"map_gain": gain, "map_gain_error": error}
-    if gain <= (0.0 if clients.n >= 300 else error):  # under 20 samples a bin, chance alone passes "better" too often
+    if gain <= (0.0 if clients.n >= 300 else error):  # under 20 samples per bin, chance alone passes "better" too often
         pseudo = 0.0
     return pseudo, betas[ALL], whole
 

@@ -13,7 +13,7 @@ from fedcal.base.logits import BLOCK, Params, keep_order
 
 # No real model needs a temperature beyond these: a fit that ends there had no optimum.
 T_MIN, T_MAX = 0.05, 20.0
-KEPT = 1 << 18  # logits of a client that are kept in the form that sums need; more are converted anew each time
+KEPT = 1 << 18  # logits of a client that are kept in the form that sums need; more are converted again each time
 
 
 def temperature(params: Params, logits: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def temperature_search(start: float = 1.0) -> Generator[float, tuple[float, floa
         if not low < wanted < high or (step > 8 and step % 2):  # Newton overshoots, or creeps where data are separable
             end = low if gradient > 0 else high
             wanted = end if end in untried else math.sqrt(low * high)
-        elif abs(wanted - b) <= 1e-7 * b:  # Newton doubles the digits a step: this one has them all
+        elif abs(wanted - b) <= 1e-7 * b:  # Newton doubles the digits per step: this one has them all
             return TemperatureFit(1 / wanted, converged=True, at_bound=False, steps=step)
         b = wanted
     return TemperatureFit(1 / b, converged=True, at_bound=False, steps=100)  # halved down to rounding

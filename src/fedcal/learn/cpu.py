@@ -4,7 +4,7 @@
   of a step; and since no sum is split between threads, their number does not change a bit of the result.
 - Tensors are channels-last: convolutions and pooling then run along the channels.
 - A batch goes through the net in pieces whose activations are small enough to be held on to: taking fresh memory from the
-  system for every tensor costs thousands of page faults a step. The pieces' gradients add up to the batch's. Batch
+  system for every tensor costs thousands of page faults per step. The pieces' gradients add up to the batch's. Batch
   normalisation looks across the batch, so nets with it take it whole; for them glibc is told to keep what is freed.
 - Where a thread has no client left, it helps the others: the pieces of a batch are then shared out. They are added up in the
   same order whoever computed them.

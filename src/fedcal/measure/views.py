@@ -1,8 +1,8 @@
 """Several views of the same samples, measured together. This is the only place where views are measured.
 
-A view turns a client's logits into calibrated logits: unchanged, by the global scaler, by the client's own scaler, by one
-method or another. Every view of every client gives a `Tally` (its metrics), and all views together give a `Paired` (by how
-much their ECEs differ on the same samples). The command line, the simulator and Flower nodes all use it.
+A view turns a client's logits into calibrated logits: unchanged, by the global scaler, by the client's personal scaler, by
+one method or another. Every view of every client gives a `Tally` (its metrics), and all views together give a `Paired` (by
+how much their ECEs differ on the same samples). The command line, the simulator and Flower nodes all use it.
 """
 
 from __future__ import annotations

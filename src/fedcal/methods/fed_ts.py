@@ -1,4 +1,4 @@
-"""Fed-TS: one temperature, fitted exactly as if everybody's calibration data were pooled; two numbers a round."""
+"""Fed-TS: one temperature, fitted exactly as if everybody's calibration data were pooled; two numbers per round."""
 
 from __future__ import annotations
 

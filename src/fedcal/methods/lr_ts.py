@@ -53,6 +53,6 @@ class LRTS(Averaged):
 
 
 def linear_temperature(params: Params, logits: Tensor) -> Tensor:
-    """θ / T(θ) with T(θ) = Wθ + b: one temperature a sample, so order is kept."""
+    """θ / T(θ) with T(θ) = Wθ + b: one temperature per sample, so order is kept."""
     t = logits @ params["weight"].to(logits.dtype) + params["bias"]
     return keep_order(logits / t.clamp(T_MIN, T_MAX)[:, None], logits)

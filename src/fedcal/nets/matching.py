@@ -1,6 +1,6 @@
 """Weight matching (Algorithm 2; Ainsworth et al. 2022): permute a net's hidden units to line up with another's.
 
-Units of a hidden layer may be reordered without changing the function. `align` picks the order in which the net's
+Units of a hidden layer may be reordered without changing the function. `match` picks the order in which the net's
 parameters have the largest inner product with the other net's, one layer at a time until nothing is gained. Biases
 belong to their units and are part of the product (the paper's formula leaves them out).
 """

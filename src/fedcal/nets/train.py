@@ -19,7 +19,7 @@ class Training:
     """How a scaler net is trained: full-batch Adam, stopped early on a fifth of the client's own samples.
 
     The K-64-64-K net overfits a few hundred held-out points within a few hundred steps. The fifth is the same in every
-    round: one drawn anew would have been trained on in the round before, and could not tell when to stop. Decay pulls
+    round: a new one would have been trained on in the round before, and could not tell when to stop. Decay pulls
     the weights towards zero, where the order-preserving net is a plain temperature.
     """
 
@@ -42,7 +42,7 @@ def train_scaler(
         return params, 0
     held = folds(logits, labels) == 0
     (x, y), (x_stop, y_stop) = ((logits[part].float(), labels[part]) for part in (~held, held))
-    # One flat vector: a dozen small operations a step rather than a dozen for each of six tensors.
+    # One flat vector: a dozen small operations per step rather than a dozen for each of six tensors.
     flat = torch.cat([value.detach().flatten() for value in params.values()]).requires_grad_()
     decay = torch.cat([torch.full((v.numel(),), how.lr * how.weight_decay * (v.ndim > 1)) for v in params.values()])
     adam = Adam(flat, how.lr, decay)

@@ -68,7 +68,9 @@ class Server:
         if robust not in (None, "median", "trimmed"):
             raise FedCalError(f"robust must be median or trimmed, not {robust!r}")
         if robust and chosen.additive:
-            raise FedCalError("this method adds sums up, of which there is no median: robust is for fedcal and its kin")
+            raise FedCalError(
+                "this method adds sums up, of which there is no median: robust is for fedcal and its variants"
+            )
         if privacy:
             privacy.check(chosen)
         self.ledger = Ledger()

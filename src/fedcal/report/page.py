@@ -79,7 +79,7 @@ def draw(run: Run) -> dict[str, tuple[Figure, str]]:
         error = percent(results["methods"][name]["global"]["ece"], d)
         figure, _ = figures.plot_reliability([curve], curves.get(BASELINE), legend=False)
         drawn[f"reliability-{name}"] = figure, f"Reliability diagram of {name}: ECE {error} %"
-    for group, scaler in (("local", "with the global scaler"), ("own", "with the client's own scaler")):
+    for group, scaler in (("local", "with the global scaler"), ("own", "with the client's personal scaler")):
         figure, _ = figures.plot_clients(prepare.prepare_clients(results, group))
         drawn[f"clients-{group}"] = figure, f"ECE at each client by method, {scaler}"
     for series in prepare.prepare_training(run.rounds) if run.rounds else []:
@@ -141,7 +141,7 @@ def _tiles(results: Results) -> list[dict[str, str]]:
     asked = (
         ("Global ECE", "global", "ece", "pooled test set"),
         ("Local ECE, mean", "local", "ece", "global scaler, each client's data"),
-        ("Own ECE, mean", "own", "ece", "own scaler, each client's data"),
+        ("Own ECE, mean", "own", "ece", "personal scaler, each client's data"),
         ("Accuracy", "global", "accuracy", "pooled test set"),
     )
     return [

@@ -67,7 +67,7 @@ def prepare_ece(results: Results) -> MethodErrors:
 class ClientErrors:
     """The ECE on each client's test set: methods by clients."""
 
-    group: str  # "local": the global scaler; "own": the client's own scaler
+    group: str  # "local": the global scaler; "own": the client's personal scaler
     methods: list[str]
     clients: list[str]
     ece: Floats

@@ -69,7 +69,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None, groups: Any = None) -> Self:
         """Fit on clients, `fit([(logits, y), …])` or `fit({name: (logits, y), …})`; or on arrays as elsewhere in
-        scikit-learn: `fit(logits, y, groups=sites)`, one client a group, or `fit(logits, y)`, a single client."""
+        scikit-learn: `fit(logits, y, groups=sites)`, one client per group, or `fit(logits, y)`, a single client."""
         options = self._options()
         pairs = self._clients(X, y, groups)
         first = as_tensor(next(iter(pairs.values()))[0], "logits")

@@ -1,11 +1,11 @@
 """Model and scaler as one module: served by PyTorch, torch.export or ONNX.
 
-    calibrated = fedcal.CalibratedModel(model, calibration, client="siteA").eval()
+    calibrated = fedcal.CalibratedModel(model, scaler, client="siteA").eval()
     calibrated(x)                                            # calibrated probabilities
     fedcal.export_onnx(calibrated, x, "calibrated.onnx")     # the same within 1e-5, in onnxruntime
 
 The scaler works in float64 inside, also in the exported graph. A traced graph leaves out one thing: order that rounding
-lost among near-ties is not mended (scalers.py).
+lost among near-ties is not restored (base/logits.py).
 """
 
 from __future__ import annotations

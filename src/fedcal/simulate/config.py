@@ -106,7 +106,9 @@ class Config:
     def from_dict(cls, values: dict[str, Any], source: str = "config") -> Config:
         """Back from config.json."""
         if values.get("schema") != SCHEMA:
-            raise FedCalError(f"{source}: schema {values.get('schema')!r}, but this fedcal reads {SCHEMA}: run it anew")
+            raise FedCalError(
+                f"{source}: schema {values.get('schema')!r}, but this fedcal reads {SCHEMA}: run it again"
+            )
         names = [entry.name for entry in fields(cls)]
         for key in values:
             if key not in names and key != "schema":

@@ -287,5 +287,5 @@ def _device(name: str) -> torch.device:
 
 
 def n_parameters(model: nn.Module) -> int:
-    """How many numbers a round of FedAvg moves a client."""
+    """How many numbers a client sends, and receives, in a round of FedAvg."""
     return sum(p.numel() for p in model.parameters())

@@ -1,6 +1,6 @@
 """Clients in this process: `fedcal.calibrate`, and what the simulator runs its calibration rounds with.
 
-A transport only carries. In a loop of five lines (protocol/server.py) every client would be asked one after the other; here
+A transport only carries. In the protocol's loop of five lines every client would be asked one after the other; here
 three things are added that only a process with all clients in it can do: many small clients reply together, clients may be
 streamed, and nothing is checked, since nobody here is a stranger.
 """
