@@ -9,21 +9,7 @@ import fedcal
 from fedcal.exact import prepared, queries
 from fedcal.exact.linear import FAMILIES, n_parameters
 from fedcal.exact.prepared import ALL, FoldMap, Prepared
-from fedcal.exact.queries import (
-    BetaSums,
-    CompareMaps,
-    CountsLikelihood,
-    Histogram,
-    LinearSums,
-    MatrixBlocks,
-    Score,
-    Several,
-    Slope,
-    Start,
-    StrengthWeights,
-    SumQuery,
-    View,
-)
+from fedcal.exact.queries import SumQuery
 from fedcal.transport import memory
 from grid_cases import Case
 
@@ -33,30 +19,34 @@ K = 4
 def every_query() -> dict[str, SumQuery]:
     """One of each kind."""
     rng = torch.Generator().manual_seed(0)
-    found: dict[str, SumQuery] = {"start": Start(), "folds": Start(folds=True), "slope": Slope(0.7)}
+    found: dict[str, SumQuery] = {
+        "start": queries.Start(),
+        "folds": queries.Start(folds=True),
+        "slope": queries.Slope(0.7),
+    }
     for family in FAMILIES:
         t = 0.1 + torch.rand(n_parameters(family, K), generator=rng, dtype=torch.float64)
         for curvature in ("full", "none") if family == "temperature" else ("full", "none", "diagonal"):
-            found[f"{family} {curvature}"] = LinearSums(family, curvature, {ALL: t, 2: t})
-    found["blocks"] = MatrixBlocks(torch.rand(2 * K, generator=rng, dtype=torch.float64))
+            found[f"{family} {curvature}"] = queries.LinearSums(family, curvature, {ALL: t, 2: t})
+    found["blocks"] = queries.MatrixBlocks(torch.rand(2 * K, generator=rng, dtype=torch.float64))
     scales = {fold: torch.tensor([0.5 + 0.1 * fold], dtype=torch.float64) for fold in range(5)}
     fold_map = FoldMap("temperature", scales)
     identity = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
     knots = torch.tensor([[-1.0, 2.0], [-0.5, 1.5]], dtype=torch.float64)
-    found["score"] = Score((fold_map, FoldMap("temperature", dict(reversed(scales.items())))))
+    found["score"] = queries.Score((fold_map, FoldMap("temperature", dict(reversed(scales.items())))))
     for model_top in (False, True):
-        view = View(fold_map, model_top)
+        view = queries.View(fold_map, model_top)
         found |= {
-            f"histogram {model_top}": Histogram(view),
-            f"beta {model_top}": BetaSums(view, {ALL: identity, 1: identity}),
+            f"histogram {model_top}": queries.Histogram(view),
+            f"beta {model_top}": queries.BetaSums(view, {ALL: identity, 1: identity}),
         }
-        maps = CompareMaps(view, dict.fromkeys(range(5), identity), (dict.fromkeys(range(5), knots),))
+        maps = queries.CompareMaps(view, dict.fromkeys(range(5), identity), (dict.fromkeys(range(5), knots),))
         found[f"maps {model_top}"] = maps
     prior, alpha = torch.full((K,), 1 / K, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64)
-    found["counts"] = CountsLikelihood(prior)
+    found["counts"] = queries.CountsLikelihood(prior)
     weights = torch.full((11,), 1 / 11, dtype=torch.float64)
-    found["strengths"] = StrengthWeights(fold_map, {"beta": identity}, prior, alpha, weights)
-    found["several"] = Several((Start(), Slope(0.3)))
+    found["strengths"] = queries.StrengthWeights(fold_map, {"beta": identity}, prior, alpha, weights)
+    found["several"] = queries.Several((queries.Start(), queries.Slope(0.3)))
     return found
 
 

@@ -16,19 +16,7 @@ from torch import Tensor
 from conversations import Samples, converse, make_samples
 from fedcal import METHODS, FedCalError
 from fedcal.base.query import Query
-from fedcal.exact import stages
-from fedcal.exact.queries import (
-    BetaSums,
-    CompareMaps,
-    CountsLikelihood,
-    Histogram,
-    LinearSums,
-    MatrixBlocks,
-    Score,
-    Slope,
-    Start,
-    StrengthWeights,
-)
+from fedcal.exact import queries, stages
 from fedcal.methods import fedcal_plus
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
@@ -193,7 +181,7 @@ LOSSES = [
 ]
 DAMAGES: list[Damage] = [
     *of(
-        Start,
+        queries.Start,
         ("n", plus(1), "samples"),
         ("n", plus(-1), "samples"),
         ("n", plus(0.5), "no whole number"),
@@ -208,9 +196,9 @@ DAMAGES: list[Damage] = [
         ("folds", move(1000, 0, 1), "negative count"),
         ("folds", move(0.5, 0, 1), "no whole number"),
     ),
-    *of(Slope, ("slope", put(-1, 1), "negative curvature")),
+    *of(queries.Slope, ("slope", put(-1, 1), "negative curvature")),
     *of(
-        LinearSums,
+        queries.LinearSums,
         ("-1/loss", times(-1), "is negative"),
         ("-1/grad", put(1e6, 0), "can give"),
         ("-1/grad", put(-1e6, 0), "can give"),
@@ -223,10 +211,10 @@ DAMAGES: list[Damage] = [
         family="vector",
         curvature="full",
     ),
-    *of(LinearSums, ("0/hess", times(-1), "negative second derivative"), family="temperature"),
-    *of(LinearSums, ("0/hess", indefinite, "not positive semi-definite"), family="bias"),
+    *of(queries.LinearSums, ("0/hess", times(-1), "negative second derivative"), family="temperature"),
+    *of(queries.LinearSums, ("0/hess", indefinite, "not positive semi-definite"), family="bias"),
     *of(
-        LinearSums,
+        queries.LinearSums,
         ("-1/loss", times(-1), "is negative"),
         ("-1/grad", put(1e6, 0), "can give"),
         ("-1/grad", plus(1, -1), "add up to 0"),
@@ -234,7 +222,7 @@ DAMAGES: list[Damage] = [
         curvature="none",
     ),
     *of(
-        LinearSums,
+        queries.LinearSums,
         ("-1/loss", times(-1), "is negative"),
         ("-1/grad", put(1e6, 0), "can give"),
         ("-1/diag", put(-1, 0), "negative second derivative"),
@@ -244,14 +232,14 @@ DAMAGES: list[Damage] = [
         curvature="diagonal",
     ),
     *of(
-        MatrixBlocks,
+        queries.MatrixBlocks,
         ("blocks", put(-1, 3, 2, 2), "negative second derivative"),
         ("blocks", put(1e9, 3, 2, 2), "can give"),
         ("blocks", plus(1, 3, 0, 1), "not symmetric"),
         ("blocks", indefinite, "not positive semi-definite"),
     ),
     *of(
-        Histogram,
+        queries.Histogram,
         ("histogram", histogram(0, lambda bin: bin.mul_(-1)), "negative count"),
         ("histogram", histogram(0, lambda bin: bin.add_(1)), "counts 91 samples"),
         ("histogram", histogram(0, lambda bin: bin.add_(0.5)), "no whole number"),
@@ -262,24 +250,24 @@ DAMAGES: list[Damage] = [
         ("histogram", histogram(2, lambda bin: bin.fill_(-1)), "negative count"),
     ),
     *of(
-        BetaSums,
+        queries.BetaSums,
         ("0/loss", times(-1), "is negative"),
         ("0/grad", put(91, 2), "beyond 90 samples"),
         ("0/hess", times(-1), "negative second derivative"),
         ("0/hess", put(30, 2, 2), "beyond 90 samples"),
         ("0/hess", indefinite, "not positive semi-definite"),
     ),
-    *of(Score, *LOSSES),
+    *of(queries.Score, *LOSSES),
     *of(
-        CompareMaps,
+        queries.CompareMaps,
         *LOSSES,
         ("gram", plus(1, 0, 1), "not symmetric"),
         ("gram", put(-1e-3, 0, 1), "negative product"),
         ("gram", indefinite, "not positive semi-definite"),
     ),
-    *of(CountsLikelihood, ("likelihood", times(-1), "is positive")),
+    *of(queries.CountsLikelihood, ("likelihood", times(-1), "is positive")),
     *of(
-        StrengthWeights,
+        queries.StrengthWeights,
         ("posterior", move(1.5, 0, 1), "leaves [0, 1]"),
         ("posterior", times(0.5), "add up to 1"),
         ("n", put(2), "a reply is of one client"),
@@ -312,7 +300,7 @@ def test_what_no_samples_can_give_is_refused(damage: Damage) -> None:
 
 def test_every_kind_of_query_has_conditions_and_is_attacked() -> None:
     assert {where[0] for where, _, _ in DAMAGES} == set(CHECKS)
-    asked = {kind for method in METHODS.values() for kind in method.queries}
+    asked = {kind for method in METHODS.values() for kind in method.may_ask}
     assert {kind.__name__ for kind in asked - set(CHECKS)} == {"Several"}
 
 
@@ -328,27 +316,27 @@ def test_what_is_not_finite_or_beyond_all_measure_is_refused() -> None:
 
 
 def test_a_share_of_the_samples_may_be_fewer() -> None:
-    claim = claim_with((Start, {}, "labels"))
-    share = replace(claim, n=claim.n + 50, query=Start(share=0.5))
+    claim = claim_with((queries.Start, {}, "labels"))
+    share = replace(claim, n=claim.n + 50, query=queries.Start(share=0.5))
     check(share)
     with pytest.raises(FedCalError, match="counts 90 samples, but 50"):
         check(replace(share, n=50))
     with pytest.raises(FedCalError, match="counts 90 samples, but 140"):
-        check(replace(share, query=Start()))
+        check(replace(share, query=queries.Start()))
 
 
 @pytest.mark.parametrize("name", ["labels", "folds"])
 def test_counts_of_a_share_add_up(name: str) -> None:
-    claim = claim_with((Start, {}, name))
+    claim = claim_with((queries.Start, {}, name))
     content = {**claim.content, name: claim.content[name].clone()}
     content[name][0] -= 1
     with pytest.raises(FedCalError, match=f"{name!r} add up to 89, but there are 90 samples"):
-        check(replace(claim, content=content, n=140, query=Start(share=0.5, folds=True)))
+        check(replace(claim, content=content, n=140, query=queries.Start(share=0.5, folds=True)))
 
 
 def test_large_hessians_are_checked_by_their_minors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plausible, "EXACT_UP_TO", 1)
-    claim = claim_with((LinearSums, {"family": "vector", "curvature": "full"}, "-1/hess"))
+    claim = claim_with((queries.LinearSums, {"family": "vector", "curvature": "full"}, "-1/hess"))
     check(claim)
     content = {**claim.content, "-1/hess": claim.content["-1/hess"].clone()}
     indefinite(content["-1/hess"], claim)
@@ -357,7 +345,7 @@ def test_large_hessians_are_checked_by_their_minors(monkeypatch: pytest.MonkeyPa
 
 
 def test_clipped_and_noised_replies_have_only_their_size_checked() -> None:
-    claim = claim_with((Start, {}, "labels"))
+    claim = claim_with((queries.Start, {}, "labels"))
     noised = {name: value + torch.randn_like(value) for name, value in clipped(claim.content, 5.0).items()}
     check_size(replace(claim, content=noised))
     with pytest.raises(FedCalError):

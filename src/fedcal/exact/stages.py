@@ -11,23 +11,11 @@ from torch import Tensor
 
 from fedcal.base.folds import FOLDS
 from fedcal.base.logits import Params
-from fedcal.exact import maps
+from fedcal.exact import maps, queries
 from fedcal.exact.linear import FAMILIES, n_parameters, widen
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.prior_shift import ALPHAS, STRENGTHS
-from fedcal.exact.queries import (
-    BetaSums,
-    CompareMaps,
-    CountsLikelihood,
-    Histogram,
-    LinearSums,
-    MatrixBlocks,
-    Score,
-    Start,
-    StrengthWeights,
-    SumQuery,
-    View,
-)
+from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import (
     Prior,
     Sums,
@@ -72,7 +60,7 @@ class Clients:
 
 def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
     """The first query: how much there is, and whether every fold has some of it."""
-    sums = yield Start(folds=folded)
+    sums = yield queries.Start(folds=folded)
     n, squares, agreement = (float(sums[name]) for name in ("n", "squares", "agreement"))
     rms = (max(squares, 0.0) / max(n * k, 1)) ** 0.5  # noise for privacy may leave it negative
     mode = begin = 1.0
@@ -128,21 +116,21 @@ def fit_linear(
     at = {fold: starts[fold] if starts else begin for fold, (begin, _) in begins.items()}
     if n_parameters(family, clients.k) <= NEWTON_MAX:
         solvers = {fold: newton(at[fold], prior, tol) for fold, (_, prior) in begins.items()}
-        return (yield from lockstep(partial(LinearSums, family, "full"), solvers))
+        return (yield from lockstep(partial(queries.LinearSums, family, "full"), solvers))
     if family != "matrix" or clients.k > BLOCKS_MAX:
         tol = max(tol**2, 1e-14)  # Newton's last step squares what is left; L-BFGS has no such step
         solvers = {fold: lbfgs(at[fold], prior, by_class, tol) for fold, (_, prior) in begins.items()}
-        return (yield from lockstep(partial(LinearSums, family, "diagonal"), solvers))
+        return (yield from lockstep(partial(queries.LinearSums, family, "diagonal"), solvers))
     if clients.blocks is None:  # any fold's map will do to precondition with
         fits = next(iter(base.values()))
         vector = fits.get("vector", widen("bias", fits["bias"], clients.k))
-        clients.blocks = (yield MatrixBlocks(vector))["blocks"]
+        clients.blocks = (yield queries.MatrixBlocks(vector))["blocks"]
     solvers = {}
     for fold, (_, prior) in begins.items():
         share = 1.0 if fold == ALL else 1 - 1 / FOLDS
         precondition = by_blocks(share * clients.blocks, prior.precision)
         solvers[fold] = lbfgs(at[fold], prior, precondition, max(tol, 1e-4))
-    return (yield from lockstep(partial(LinearSums, family, "none"), solvers))
+    return (yield from lockstep(partial(queries.LinearSums, family, "none"), solvers))
 
 
 def paired(sums: Sums, n: float, i: int, j: int) -> tuple[float, float]:
@@ -163,7 +151,7 @@ def choose_ridge(
     def attempt(ridge: float, near: float | None) -> Generator[SumQuery, Sums, float]:
         starts = tried[near][1] if near is not None else None
         fits = yield from fit_linear(family, ridge, base, clients, starts, CHOOSING)
-        sums = yield Score((FoldMap(family, fits),))
+        sums = yield queries.Score((FoldMap(family, fits),))
         tried[ridge] = float(sums["sum"][0]), fits
         return tried[ridge][0]
 
@@ -181,20 +169,22 @@ def choose_ridge(
     return best, tried[best][1]
 
 
-def fit_beta(view: View, folds: list[int], starts: Fits | None = None) -> Generator[SumQuery, Sums, Fits]:
+def fit_beta(view: queries.View, folds: list[int], starts: Fits | None = None) -> Generator[SumQuery, Sums, Fits]:
     """The beta map of the view's confidences, for several folds; a sample's worth of prior at the identity."""
     identity = torch.tensor(maps.IDENTITY, dtype=torch.float64)
     prior = Prior(identity, torch.ones(3, dtype=torch.float64))
     solvers = {fold: newton((starts or {}).get(fold, identity), prior, 1e-9, maps.beta_step) for fold in folds}
-    return (yield from lockstep(partial(BetaSums, view), solvers))
+    return (yield from lockstep(partial(queries.BetaSums, view), solvers))
 
 
-def histogram(view: View) -> Generator[SumQuery, Sums, Tensor]:
+def histogram(view: queries.View) -> Generator[SumQuery, Sums, Tensor]:
     """The fine histogram of the view's confidences, (folds, 3, bins)."""
-    return (yield Histogram(view))["histogram"]
+    return (yield queries.Histogram(view))["histogram"]
 
 
-def choose_map(view: View, clients: Clients, share: float = 1.0) -> Generator[SumQuery, Sums, tuple[Params, Tensor]]:
+def choose_map(
+    view: queries.View, clients: Clients, share: float = 1.0
+) -> Generator[SumQuery, Sums, tuple[Params, Tensor]]:
     """The mean of a beta map and of the best-shrunk histogram map, or none: kept if out of fold it is better.
 
     Returns the map (empty: none) and the histogram it was made from. In logits, the parametric map's bias and the
@@ -209,13 +199,13 @@ def choose_map(view: View, clients: Clients, share: float = 1.0) -> Generator[Su
     return ({"beta": beta, "hist": maps.hist_knots(whole, pseudo)} if pseudo else {}), whole
 
 
-def _compare_maps(view: View, clients: Clients) -> Generator[SumQuery, Sums, tuple[float, Tensor, Tensor]]:
+def _compare_maps(view: queries.View, clients: Clients) -> Generator[SumQuery, Sums, tuple[float, Tensor, Tensor]]:
     """The histogram map's pseudo-samples (0: better no map), the beta map, and the histogram."""
     folds = range(FOLDS)
     counts, betas = yield from in_parallel(histogram(view), fit_beta(view, [*folds, ALL]))
     whole = counts.sum(0)
     hists = tuple({f: maps.hist_knots(whole - counts[f], pseudo) for f in folds} for pseudo in PSEUDO)
-    sums = yield CompareMaps(view, {f: betas[f] for f in folds}, hists)
+    sums = yield queries.CompareMaps(view, {f: betas[f] for f in folds}, hists)
     best = int(sums["sum"][:-1:2].argmin())  # by the histogram maps alone; their means with the beta map lie between
     pseudo = PSEUDO[best]
     gain, error = paired(sums, clients.n, -1, 2 * best + 1)
@@ -237,10 +227,10 @@ def fit_prior_shift(
         max_rounds: of EM.
     """
     prior = (labels + 0.5) / (labels + 0.5).sum()
-    alpha = ALPHAS[(yield CountsLikelihood(prior))["likelihood"].argmax()]
+    alpha = ALPHAS[(yield queries.CountsLikelihood(prior))["likelihood"].argmax()]
     weights = torch.full_like(STRENGTHS, 1 / len(STRENGTHS))
     for _ in range(max_rounds):
-        sums = yield StrengthWeights(fold_map, confidence_map, prior, alpha, weights)
+        sums = yield queries.StrengthWeights(fold_map, confidence_map, prior, alpha, weights)
         updated = (sums["posterior"] + 1 / len(STRENGTHS)) / (sums["n"] + 1)  # with a pseudo-client that knows nothing
         if float((updated - weights).abs().max()) < 1e-3:
             break

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedcal.base.logits import Params
 from fedcal.base.query import Query
+from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
 from fedcal.exact.prepared import ALL
-from fedcal.exact.queries import LinearSums, MatrixBlocks, Start
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import FITTING, TOWARDS, fit_linear, start
 from fedcal.methods.method import Additive, option
@@ -24,7 +24,7 @@ from fedcal.methods.method import Additive, option
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
-    queries = (Start, LinearSums, MatrixBlocks)
+    may_ask = (queries.Start, queries.LinearSums, queries.MatrixBlocks)
 
     name: str = "fed-bias"
     summary: str = "temperature and class bias, exactly, from sums"
@@ -40,7 +40,7 @@ class FedLinear(Additive):
         return {self.family: base[self.family]}
 
     def params_from(self, query: Query) -> Params:
-        if isinstance(query, LinearSums) and query.family == self.family and ALL in query.at:
+        if isinstance(query, queries.LinearSums) and query.family == self.family and ALL in query.at:
             return {self.family: query.at[ALL]}
         return {}
 

@@ -12,9 +12,8 @@ from typing import Literal
 from torch import Tensor
 
 from fedcal.base.logits import Params, keep_order
-from fedcal.exact import maps
+from fedcal.exact import maps, queries
 from fedcal.exact.prepared import ALL, FoldMap
-from fedcal.exact.queries import BetaSums, Histogram, LinearSums, Start, View
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_beta, fit_linear, histogram, start
 from fedcal.methods.fed_linear import first_stage
@@ -24,7 +23,7 @@ from fedcal.methods.method import Additive, option
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss, gradient and Hessian; a histogram of confidences"
-    queries = (Start, LinearSums, BetaSums, Histogram)
+    may_ask = (queries.Start, queries.LinearSums, queries.BetaSums, queries.Histogram)
 
     name: str = "fed-beta"
     summary: str = "temperature, then a beta map of the top confidence"
@@ -38,7 +37,7 @@ class FedMap(Additive):
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)
         fits = yield from fit_linear("temperature", 0.0, {ALL: {}}, clients)
-        view = View(FoldMap("temperature", fits))
+        view = queries.View(FoldMap("temperature", fits))
         if self.kind == "beta":
             found = {"beta": (yield from fit_beta(view, [ALL]))[ALL]}
         else:

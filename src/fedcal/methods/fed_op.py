@@ -46,7 +46,7 @@ class NetGradient(SumQuery):
 @dataclass(frozen=True)
 class FedOP(Additive):
     leaves = "sums of loss and gradient of a K-H-H-K net"
-    queries = (NetGradient,)
+    may_ask = (NetGradient,)
 
     name: str = "fed-op"
     summary: str = "one order-preserving net by summed gradients"

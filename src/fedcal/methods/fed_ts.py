@@ -18,7 +18,7 @@ from fedcal.methods.method import Additive
 @dataclass(frozen=True)
 class FedTS(Additive):
     leaves = "two sums: slope and curvature"
-    queries = (Slope,)
+    may_ask = (Slope,)
 
     name: str = "fed-ts"
     summary: str = "the pooled temperature, exactly, from sums"

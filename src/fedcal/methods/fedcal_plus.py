@@ -26,25 +26,10 @@ from torch import Tensor
 from fedcal.base.folds import FOLDS
 from fedcal.base.logits import BLOCK, Params, keep_order
 from fedcal.base.query import Query
-from fedcal.exact import maps, prior_shift
+from fedcal.exact import maps, prior_shift, queries
 from fedcal.exact.linear import FAMILIES, centre
 from fedcal.exact.prepared import ALL, FoldMap, Prepared
-from fedcal.exact.queries import (
-    BetaSums,
-    CompareMaps,
-    CountsLikelihood,
-    Histogram,
-    LinearSums,
-    MatrixBlocks,
-    Score,
-    Several,
-    Start,
-    StrengthWeights,
-    SumQuery,
-    View,
-    apply_confidence_map,
-    client_counts,
-)
+from fedcal.exact.queries import SumQuery, apply_confidence_map, client_counts
 from fedcal.exact.solve import Program, Sums, with_share
 from fedcal.exact.stages import (
     FITTING,
@@ -68,8 +53,9 @@ MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all th
 @dataclass(frozen=True)
 class FedCalPlus(Additive):
     leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
-    queries = (
-        Start, LinearSums, MatrixBlocks, Score, Several, Histogram, BetaSums, CompareMaps, CountsLikelihood, StrengthWeights,
+    may_ask = (
+        queries.Start, queries.LinearSums, queries.MatrixBlocks, queries.Score, queries.Several, queries.Histogram,
+        queries.BetaSums, queries.CompareMaps, queries.CountsLikelihood, queries.StrengthWeights,
     )  # fmt: skip
     per_sample = False  # likelihoods are of whole clients
 
@@ -103,7 +89,7 @@ class FedCalPlus(Additive):
         if share < 1 and (model_top or family == "temperature"):  # so far it is that of the few
             base |= {"temperature": (yield from fit_linear("temperature", 0.0, {ALL: {}}, clients))[ALL]}
         chosen, fold_map = {family: base[family]}, FoldMap(family, fits)
-        found, histogram = yield from choose_map(View(fold_map, model_top), few, share)
+        found, histogram = yield from choose_map(queries.View(fold_map, model_top), few, share)
         if model_top:
             chosen["order"] = base["temperature"]  # the model's own order, at its own temperature
             chosen["least"] = _least(found, histogram, n_classes)
@@ -118,7 +104,7 @@ class FedCalPlus(Additive):
         A client keeps how likely the prior shift makes its labels: it personalises with that. The query holds all that is
         needed to compute it again, so that losing it costs time and nothing else.
         """
-        if not isinstance(query, StrengthWeights):
+        if not isinstance(query, queries.StrengthWeights):
             return super().reply(query, samples, memory)
         key = query.key()
         if "of" not in memory or not torch.equal(memory["of"], key):
@@ -191,7 +177,7 @@ def _compare_families(
         for fold in folds:
             base[fold][family] = fits[family][fold]
     names = list(fits)
-    sums = yield Score(tuple(FoldMap(name, fits[name]) for name in names))
+    sums = yield queries.Score(tuple(FoldMap(name, fits[name]) for name in names))
     chosen = 0
     for j in range(1, len(names)):
         gain, error = paired(sums, clients.n, chosen, j)

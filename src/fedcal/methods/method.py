@@ -43,7 +43,7 @@ class Method(ABC):
     """A method's shape. Subclasses are final; those of their fields that are made by `option` are the method's options."""
 
     leaves: ClassVar[str]  # what leaves a client
-    queries: ClassVar[tuple[type[Query], ...]]  # what its server may ask
+    may_ask: ClassVar[tuple[type[Query], ...]]  # what its server may ask
     additive: ClassVar[bool] = False  # the server only adds replies up: secure aggregation can do that
     per_sample: ClassVar[bool] = True  # additive: every reply is a sum over samples; else some are of whole clients
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
@@ -97,7 +97,7 @@ class Method(ABC):
 class Averaged(Method):
     """The clients' scalers are combined by the server: the paper's family."""
 
-    queries = (FitScaler,)
+    may_ask = (FitScaler,)
 
     schedule: Literal["interleaved", "post-hoc"] = option(
         "post-hoc",

@@ -159,7 +159,7 @@ def check_request(request: Request, method: Method) -> None:
     """
     queries = request.query.queries if isinstance(request.query, Several) else (request.query,)
     for query in queries:
-        if type(query) not in method.queries or isinstance(query, Several):
+        if type(query) not in method.may_ask or isinstance(query, Several):
             kind = type(query).__name__
             raise FedCalError(
                 f"the server asks for {kind}, which {method.name} never does: do not reply to this server"

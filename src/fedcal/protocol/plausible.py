@@ -33,19 +33,7 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalError
-from fedcal.exact.queries import (
-    BetaSums,
-    CompareMaps,
-    CountsLikelihood,
-    Histogram,
-    LinearSums,
-    MatrixBlocks,
-    Score,
-    Several,
-    Slope,
-    Start,
-    StrengthWeights,
-)
+from fedcal.exact import queries
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
 
@@ -108,7 +96,7 @@ def check_plausible(claim: Claim) -> None:
 
 def parts(claim: Claim) -> list[Claim]:
     """Return the claims of the queries that travel in one request; the claim itself if it is one."""
-    if not isinstance(claim.query, Several):
+    if not isinstance(claim.query, queries.Several):
         return [claim]
     return [
         replace(claim, query=query, content=unnest(str(i), claim.content))
@@ -169,7 +157,7 @@ def _slope(claim: Claim) -> None:
 
 def _linear(claim: Claim) -> None:
     """FOLD/FIELD: loss, gradient and Hessian (or parts of it) of a linear map."""
-    assert isinstance(claim.query, LinearSums)
+    assert isinstance(claim.query, queries.LinearSums)
     family = claim.query.family
     units = _units(claim, family)
     for name, value in claim.content.items():
@@ -299,16 +287,16 @@ def _temperature(claim: Claim) -> None:
 
 
 CHECKS: dict[type[Query], Callable[[Claim], None]] = {
-    Start: _start,
-    Histogram: _histogram,
-    Slope: _slope,
-    LinearSums: _linear,
-    MatrixBlocks: _curvature,
-    Score: _compared,
-    CompareMaps: _compared,
-    BetaSums: _beta,
-    CountsLikelihood: _likelihood,
-    StrengthWeights: _weights,
+    queries.Start: _start,
+    queries.Histogram: _histogram,
+    queries.Slope: _slope,
+    queries.LinearSums: _linear,
+    queries.MatrixBlocks: _curvature,
+    queries.Score: _compared,
+    queries.CompareMaps: _compared,
+    queries.BetaSums: _beta,
+    queries.CountsLikelihood: _likelihood,
+    queries.StrengthWeights: _weights,
     NetGradient: _net,
     FitScaler: _temperature,
 }

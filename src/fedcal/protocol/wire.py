@@ -26,7 +26,7 @@ from fedcal.protocol.privacy import Privacy
 
 SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
-    kind.__name__: kind for method in METHODS.values() for kind in (*method.queries, FoldMap, View)
+    kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, FoldMap, View)
 }
 MOST = 10**9  # rounds, classes
 DEEPEST = 8  # levels within a query: ours have four
