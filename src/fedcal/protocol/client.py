@@ -57,6 +57,7 @@ class Client:
         self.probs = False  # whether its scores were probabilities: the server's scaler should know
         self.releases = 0  # replies under local privacy so far
         self.federation, self.round = "", 0  # of the last reply
+        self._n: int | None = None  # its samples, once it has looked
         self._before: Params = {}  # what it had kept before its last reply: a request may come twice
         self.memory: Params = {}  # what it has kept since
 
@@ -72,8 +73,9 @@ class Client:
             LostState: where the reply would have to build on what is gone.
             FedCalError: where the request is none of this method's, or of an earlier round.
         """
-        n = len(self.samples.labels)
-        if not n:
+        if self._n is None:
+            self._n = len(self.samples.labels)
+        if not (n := self._n):
             return Reply({}, 0, request.digest, probs=self.probs)
         if check:
             check_request(request, self.method)
@@ -104,7 +106,7 @@ class Client:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive the client's process: tensors, and JSON values under `about`."""
-        about = {"federation": self.federation, "round": self.round, "releases": self.releases}
+        about = {"federation": self.federation, "round": self.round, "releases": self.releases, "n": self._n}
         about |= {"order": [list(self._before), list(self.memory)]}  # a file sorts them, and sums depend on it
         return {"tensors": nest("before", self._before) | nest("after", self.memory), "about": about}
 
@@ -117,7 +119,7 @@ class Client:
         try:
             about, tensors = state["about"], state["tensors"]
             self.federation, self.round = str(about["federation"]), int(about["round"])
-            self.releases = int(about["releases"])
+            self.releases, self._n = int(about["releases"]), about["n"]
             before, after = (unnest(part, tensors) for part in ("before", "after"))
             self._before = contiguous({name: before[name] for name in about["order"][0]})
             self.memory = contiguous({name: after[name] for name in about["order"][1]})
