@@ -57,7 +57,7 @@ class Client:
         self.probs = False  # whether its scores were probabilities: the server's scaler should know
         self.releases = 0  # replies under local privacy so far
         self.federation, self.round = "", 0  # of the last reply
-        self._n: int | None = None  # its samples, once it has looked
+        self.n: int | None = None  # how many samples it has, where that is known without reading them
         self._before: Params = {}  # what it had kept before its last reply: a request may come twice
         self.memory: Params = {}  # what it has kept since
 
@@ -73,9 +73,8 @@ class Client:
             LostState: where the reply would have to build on what is gone.
             FedCalError: where the request is none of this method's, or of an earlier round.
         """
-        if self._n is None:
-            self._n = len(self.samples.labels)
-        if not (n := self._n):
+        n = len(self.samples.labels) if self.n is None else self.n
+        if not n:
             return Reply({}, 0, request.digest, probs=self.probs)
         if check:
             check_request(request, self.method)
@@ -106,7 +105,7 @@ class Client:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive the client's process: tensors, and JSON values under `about`."""
-        about = {"federation": self.federation, "round": self.round, "releases": self.releases, "n": self._n}
+        about = {"federation": self.federation, "round": self.round, "releases": self.releases}
         about |= {"order": [list(self._before), list(self.memory)]}  # a file sorts them, and sums depend on it
         return {"tensors": nest("before", self._before) | nest("after", self.memory), "about": about}
 
@@ -119,7 +118,7 @@ class Client:
         try:
             about, tensors = state["about"], state["tensors"]
             self.federation, self.round = str(about["federation"]), int(about["round"])
-            self.releases, self._n = int(about["releases"]), about["n"]
+            self.releases = int(about["releases"])
             before, after = (unnest(part, tensors) for part in ("before", "after"))
             self._before = contiguous({name: before[name] for name in about["order"][0]})
             self.memory = contiguous({name: after[name] for name in about["order"][1]})

@@ -95,7 +95,7 @@ class Exchange:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.clients: dict[Group, Client] = {}
-        self._states: dict[Group, dict[str, Any]] = {}  # of streamed clients, whose samples are not held
+        self._states: dict[Group, tuple[dict[str, Any], int]] = {}  # of streamed clients: state, and number of samples
         self._few: list[Group] | None = None  # clients with samples in the share that is asked about, once known
 
     @property
@@ -161,7 +161,7 @@ class Exchange:
             if not streamed or (share and reply.content):  # of streamed clients, the few that reply about a share
                 self.clients[group] = client
             elif client.memory:
-                self._states[group] = client.state_dict()
+                self._states[group] = client.state_dict(), reply.n
             yield group[0], reply
         if share:
             self._few = spoke
@@ -198,7 +198,10 @@ class Exchange:
             logits, labels = (torch.cat(values) for values in zip(*(samples[name] for name in group), strict=True))
             prepared = Prepared(lambda: (logits, labels), [len(samples[name][1]) for name in group])
         client = Client.of(self.method, prepared)
-        if state := known.state_dict() if known else self._states.get(group):
+        if known:
+            client.load_state_dict(known.state_dict())
+        elif group in self._states:
+            state, client.n = self._states[group]
             client.load_state_dict(state)
         return client
 
