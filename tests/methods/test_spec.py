@@ -144,7 +144,7 @@ def test_a_spec_is_taken_wherever_a_name_is():
     by_keyword = fedcal.calibrate(clients, "fedcal-plus", accuracy="keep")
     by_spec = fedcal.calibrate(clients, "fedcal-plus:accuracy=keep")
     estimator = fedcal.FederatedCalibrator("fedcal-plus:accuracy=keep").fit(clients)
-    for other in (by_spec, estimator.calibration_):
+    for other in (by_spec, estimator.scaler_):
         assert other.method == by_keyword.method
         assert np.array_equal(other.apply(z), by_keyword.apply(z))
     (method,) = fedcal.Config(method=("fedcal-plus:accuracy=keep",)).methods().values()

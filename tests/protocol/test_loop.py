@@ -121,3 +121,28 @@ def test_an_exact_fit_begins_again_without_a_lost_client() -> None:
     assert server.ledger.restarts == 1
     assert server.ledger.rounds == 3 + expected.ledger.rounds
     assert not server.drop(["nobody"])
+
+
+def test_replies_that_were_checked_before_are_known() -> None:
+    """A transport that refuses replies one by one then gives the server the rest, unchecked."""
+    samples = federation()
+    server = protocol.Server("fed-bias", n_classes=4)
+    request = server.request
+    assert request is not None
+    replies = {name: protocol.Client("fed-bias", *pair).reply(request) for name, pair in samples.items()}
+    for name, reply in replies.items():
+        server.check(name, reply)
+    del replies["site2"]  # refused for another reason: it must not be known
+    server.receive(replies, check=False)
+    assert {name: known.n for name, known in server.known.items()} == {"site0": 90, "site1": 90}
+
+
+def test_a_restored_server_keeps_to_its_privacy_budget() -> None:
+    pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'fedcal[flower]'")
+    privacy = protocol.Privacy(8.0, rounds=2)
+    server, again = (protocol.Server("fed-ts", n_classes=4, privacy=privacy) for _ in range(2))
+    while (request := server.request) is not None:
+        server.receive({name: protocol.Client("fed-ts", *pair).reply(request) for name, pair in federation().items()})
+    again.load_state_dict(server.state_dict())
+    assert again.request is None and again.ledger.releases == 2
+    assert torch.equal(again.scaler.params["temperature"], server.scaler.params["temperature"])

@@ -76,47 +76,60 @@ def newton_step(hessian: Tensor, gradient: Tensor, _: Tensor) -> Tensor:
 
 def newton(t: Tensor, prior: Prior, tol: float = 1e-10, step: Step = newton_step, max_rounds: int = 60) -> Solver:
     """Damped Newton, until a step would gain less than `tol` nats of the whole summed loss; that is still taken."""
-    best, best_loss, move, promised, scale = t, math.inf, torch.zeros_like(t), 0.0, 1.0
-    for _ in range(max_rounds):
-        sums = yield t
-        value, gradient, curvature = prior(t)
-        loss = float(sums["loss"]) + value
-        if math.isfinite(loss) and loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
-            gradient = sums["grad"] + gradient
-            hessian = sums["hess"] + torch.diag(curvature)
-            best, best_loss = t, loss
-            move = step(hessian, gradient, t)
-            promised, scale = -float(gradient @ move), prior.reach(t, move)
-            if not math.isfinite(promised):
-                return t
-            if promised - 0.5 * float(move @ hessian @ move) < tol:
-                return t + scale * move
-        else:
-            scale *= _shorter(scale * promised, loss - best_loss)
-        if scale < SMALLEST:
-            return _stopped(best, "no step that it finds gains anything")
-        t = best + scale * move
-    return _stopped(best, f"its limit of {max_rounds} steps is reached")
+
+    def look(t: Tensor, sums: Sums, gradient: Tensor, curvature: Tensor) -> tuple[Tensor, float]:
+        hessian = sums["hess"] + torch.diag(curvature)
+        move = step(hessian, gradient, t)
+        return move, -float(gradient @ move) - 0.5 * float(move @ hessian @ move)
+
+    return (yield from _descend(t, prior, look, tol, max_rounds, last_step=1.0))
 
 
 def lbfgs(t: Tensor, prior: Prior, precondition: Precondition, tol: float = 1e-4, max_rounds: int = 200) -> Solver:
     """L-BFGS with a preconditioner made of each reply, for fits with too many parameters to send a Hessian."""
     pairs: list[tuple[Tensor, Tensor, float]] = []
-    best, best_loss, best_gradient = t, math.inf, torch.zeros_like(t)
-    move, promised, scale = torch.zeros_like(t), 0.0, 1.0
+    before: list[tuple[Tensor, Tensor]] = []  # the last accepted parameters, and their gradient
+
+    def look(t: Tensor, sums: Sums, gradient: Tensor, curvature: Tensor) -> tuple[Tensor, float]:
+        if before:
+            moved, turned = t - before[0][0], gradient - before[0][1]
+            if float(moved @ turned) > 0:
+                pairs.append((moved, turned, 1 / float(moved @ turned)))
+        del pairs[:-MEMORY]
+        before[:] = [(t, gradient)]
+        move = -_two_loop(gradient, pairs, precondition(sums, curvature))
+        return move, -0.5 * float(gradient @ move)
+
+    return (yield from _descend(t, prior, look, tol, max_rounds, last_step=0.0))
+
+
+Look = Callable[[Tensor, Sums, Tensor, Tensor], tuple[Tensor, float]]
+
+
+def _descend(t: Tensor, prior: Prior, look: Look, tol: float, max_rounds: int, last_step: float) -> Solver:
+    """Take steps that are shortened until the loss falls, until one would gain less than `tol`.
+
+    Args:
+        t: where to start.
+        prior: added to the summed loss.
+        look: gives the step from a point with these sums, gradient and prior's curvature, and what it would gain.
+        tol: nats.
+        max_rounds: points at most.
+        last_step: the share of the last step that is still taken.
+    """
+    best, best_loss, move, promised, scale = t, math.inf, torch.zeros_like(t), 0.0, 1.0
     for _ in range(max_rounds):
         sums = yield t
         value, gradient, curvature = prior(t)
         loss, gradient = float(sums["loss"]) + value, sums["grad"] + gradient
         if math.isfinite(loss) and loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
-            moved, turned = t - best, gradient - best_gradient
-            if math.isfinite(best_loss) and float(moved @ turned) > 0:
-                pairs = [*pairs, (moved, turned, 1 / float(moved @ turned))][-MEMORY:]
-            best, best_loss, best_gradient = t, loss, gradient
-            move = -_two_loop(gradient, pairs, precondition(sums, curvature))
+            best, best_loss = t, loss
+            move, gain = look(t, sums, gradient, curvature)
             promised, scale = -float(gradient @ move), prior.reach(t, move)
-            if not 0.5 * promised >= tol:  # or not a number
+            if not math.isfinite(promised):
                 return t
+            if gain < tol:
+                return t + last_step * scale * move if last_step else t
         else:
             scale *= _shorter(scale * promised, loss - best_loss)
         if scale < SMALLEST:

@@ -109,7 +109,7 @@ class FedCalPlus(Additive):
         key = query.key()
         if "of" not in memory or not torch.equal(memory["of"], key):
             memory = {"likelihood": query.likelihood(samples), "of": key}
-        return Update(query.weigh(memory["likelihood"]), len(samples.labels), memory)
+        return Update(query.weigh(memory["likelihood"]), memory=memory)
 
     def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
         """The shift to the client's own label distribution: from its labels, or estimated where it has none."""

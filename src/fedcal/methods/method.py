@@ -160,7 +160,7 @@ class Additive(Method):
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, SumQuery)
-        return Update(query.reply(samples), len(samples.labels), memory)
+        return Update(query.reply(samples), memory=memory)
 
 
 def mean(updates: list[Update], weighted: bool = False) -> Params:

@@ -184,6 +184,16 @@ def check_n_classes(client: str, n_classes: int, plan: Plan) -> None:
         raise FedCalError(f"{client}: {n_classes} classes, where the federation has {plan.n_classes}")
 
 
+def check_no_samples_leave(method: Method) -> None:
+    """Refuse a method whose replies are the samples themselves, between a server and clients that are strangers.
+
+    Raises:
+        FedCalError: which says what to do.
+    """
+    if method.needs_pooled_data:
+        raise FedCalError(f"{method.name} sends every logit and label: use `fedcal calibrate` where all of them are")
+
+
 def check_client_name(name: str) -> str:
     """Refuse a name that cannot be part of a file's name.
 

@@ -57,6 +57,7 @@ class Client:
         self.probs = False  # whether its scores were probabilities: the server's scaler should know
         self.releases = 0  # replies under local privacy so far
         self.federation, self.round = "", 0  # of the last reply
+        self.n: int | None = None  # how many samples it has, where that is known without reading them
         self._before: Params = {}  # what it had kept before its last reply: a request may come twice
         self.memory: Params = {}  # what it has kept since
 
@@ -72,7 +73,7 @@ class Client:
             LostState: where the reply would have to build on what is gone.
             FedCalError: where the request is none of this method's, or of an earlier round.
         """
-        n = len(self.samples.labels)
+        n = len(self.samples.labels) if self.n is None else self.n
         if not n:
             return Reply({}, 0, request.digest, probs=self.probs)
         if check:

@@ -95,6 +95,7 @@ class Exchange:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.clients: dict[Group, Client] = {}
+        self._states: dict[Group, tuple[dict[str, Any], int]] = {}  # of streamed clients: state, and number of samples
         self._few: list[Group] | None = None  # clients with samples in the share that is asked about, once known
 
     @property
@@ -157,8 +158,10 @@ class Exchange:
                 continue
             if reply.content:
                 spoke.append(group)
-            if not streamed or (share and reply.content) or self.method.remembers:
-                self.clients[group] = client  # of streamed ones, the few that reply about a share
+            if not streamed or (share and reply.content):  # of streamed clients, the few that reply about a share
+                self.clients[group] = client
+            elif client.memory:
+                self._states[group] = client.state_dict(), reply.n
             yield group[0], reply
         if share:
             self._few = spoke
@@ -197,6 +200,9 @@ class Exchange:
         client = Client.of(self.method, prepared)
         if known:
             client.load_state_dict(known.state_dict())
+        elif group in self._states:
+            state, client.n = self._states[group]
+            client.load_state_dict(state)
         return client
 
 

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     FedAdam,
@@ -15,6 +16,7 @@ from flwr.serverapp.strategy import (
 )
 
 from fedcal import FedCalError, Scaler
+from fedcal.federate import task
 from fedcal.federate.app.client_app import app as client_app
 from fedcal.transport.flower import CalibratedStrategy, calibration_mod, personal_scaler
 from fedcal.transport.flower.client import as_samples
@@ -176,6 +178,19 @@ def test_a_node_goes_on_from_its_folder(tmp_path):
 def test_bad_settings(options, words):
     with pytest.raises(FedCalError, match=words):
         CalibratedStrategy(FedAvg(), **{"method": "fedcal-plus", "n_classes": 10, **options})
+
+
+@pytest.mark.parametrize("probs", [True, None])
+def test_the_scaler_takes_what_nodes_give(probs):
+    def scores(arrays, context, split):
+        logits, labels = task.logits(arrays, context, split)
+        return (logits.softmax(1) if probs else logits), labels
+
+    app = ClientApp(mods=[calibration_mod(scores, probs=probs)])
+    app.train()(task.train)
+    config = config_of("heart", "fed-ts")
+    strategy, _ = flower(config, grid_of(config, app))
+    assert strategy.scaler.probs is probs
 
 
 def test_nodes_may_give_probabilities_and_words():

@@ -389,6 +389,20 @@ def test_a_node_that_is_gone_when_the_server_comes_back_is_dropped(tmp_path):
     assert distance(strategy.scaler.params, without_va(config, arrays).params) == 0
 
 
+def test_killed_where_the_fit_begins_again(tmp_path):
+    """The restart is in the journal: the next server goes on from it, and not from the sums of all four."""
+    config = config_of("heart", "fed-ts")
+    gone = breaking("va", lambda request, reply: None, after=ROUNDS + 1)
+    with pytest.raises(SystemExit):
+        flower(config, grid_of(config, killing(4 * (ROUNDS + 2), gone)), folder=tmp_path)
+    assert (tmp_path / "checkpoint" / "round-1-0000.safetensors").exists()
+    grid = grid_of(config)
+    del grid.contexts[4]
+    strategy, arrays = flower(config, grid, folder=tmp_path)
+    assert strategy.report()["restarts"] == 1 and strategy.report()["faults"][0]["name"] == "va"
+    assert distance(strategy.scaler.params, without_va(config, arrays).params) == 0
+
+
 def test_a_privacy_budget_outlives_the_server(tmp_path):
     """Killed after its last round: the server asks nothing more."""
     config = config_of("heart", "fed-ts")

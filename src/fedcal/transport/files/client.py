@@ -12,7 +12,7 @@ from fedcal.errors import FedCalError, unknown
 from fedcal.exact.prepared import Prepared
 from fedcal.methods import Method
 from fedcal.protocol import Client, LostState, Plan, Request, Scaler
-from fedcal.protocol.checks import check_client_name, check_n_classes
+from fedcal.protocol.checks import check_client_name, check_n_classes, check_no_samples_leave
 from fedcal.protocol.wire import asked_clients, pack_reply, unpack_request
 
 
@@ -22,12 +22,6 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise FedCalError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def check_stays(method: Method) -> None:
-    """Refuse a method whose replies are the samples themselves."""
-    if method.needs_pooled_data:
-        raise FedCalError(f"{method.name} sends every logit and label: use `fedcal calibrate` where all of them are")
 
 
 def read_request(path: Path) -> tuple[Plan, Request, list[str]]:
@@ -45,7 +39,7 @@ def read_request(path: Path) -> tuple[Plan, Request, list[str]]:
     data = read_bytes(path)
     try:
         plan, request = unpack_request(data)
-        check_stays(plan.method)
+        check_no_samples_leave(plan.method)
         return plan, request, asked_clients(data)
     except FedCalError as error:
         raise FedCalError(f"{path}: {error}") from None

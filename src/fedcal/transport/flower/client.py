@@ -29,7 +29,7 @@ from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.measure.views import Measured
 from fedcal.protocol import Client, Plan, Privacy, Request
-from fedcal.protocol.checks import check_n_classes
+from fedcal.protocol.checks import check_n_classes, check_no_samples_leave
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
 from fedcal.transport.flower.records import (
     DATA,
@@ -218,6 +218,7 @@ class Node:
     # --- what the node keeps -------------------------------------------------------------------------------------------
 
     def _client(self, plan: Plan, samples: Samples) -> Client:
+        check_no_samples_leave(plan.method)
         client = Client.of(plan.method, Prepared(lambda: samples), privacy=self.privacy)
         client.probs = self.probs
         if "client" in self.kept_of:
