@@ -127,7 +127,7 @@ LARGER = {  # minutes; FEDCAL_GRID=full
 # --- what is checked --------------------------------------------------------------------------------------------------------
 
 
-def probabilities(fitted: fedcal.Calibration, logits: np.ndarray, client: str | None = None) -> np.ndarray:
+def probabilities(fitted: fedcal.Scaler, logits: np.ndarray, client: str | None = None) -> np.ndarray:
     return np.asarray(fitted.predict_proba(logits, client))
 
 

@@ -214,7 +214,7 @@ def test_commands_on_words_and_sites(ending: str, capsys: pytest.CaptureFixture[
     command(capsys, f"calibrate all.{ending} --out cal")
     scaler = Scaler.load(SCALER)
     whole = fedcal.calibrate({name: (logits, WORDS[labels]) for name, (logits, labels) in parts.items()})
-    assert scaler.classes == whole.classes == tuple(WORDS) and sorted(scaler.own) == sorted(NAMES)
+    assert scaler.classes == whole.classes == tuple(WORDS) and sorted(scaler.personal) == sorted(NAMES)
     said = command(capsys, f"evaluate all.{ending} --scaler {SCALER} --own")
     assert "north, after" in said and "south, before" in said and "pooled, after" in said
 
