@@ -453,7 +453,7 @@ COMMANDS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "report of half a run": (nothing, "report half", "has the run in half finished?"),
     "results missing": (lambda: Path("done/results.json").unlink(), "report done", "done/results.json: no such file"),
     "results cut short": (lambda: cut("done/results.json"), "report done", "done/results.json: not valid JSON"),
-    "results of another schema": (lambda: edit("done/results.json", schema=2), "report done", "schema 2"),
+    "results of another schema": (lambda: edit("done/results.json", schema=1), "report done", "schema 1"),
     "results without methods": (lambda: edit("done/results.json", methods={}), "report done", "'methods' is missing"),
     "results a list": (lambda: Path("done/results.json").write_text("[]"), "report done", "no 'schema'"),
     "rounds cut short": (lambda: cut("done/rounds.jsonl"), "report done", "done/rounds.jsonl, line"),

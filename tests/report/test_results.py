@@ -29,7 +29,7 @@ def _change(run, **fields):
         (lambda run: (run / "results.json").write_text('{"schema": 1, "met'), "results.json: not valid JSON"),
         (lambda run: (run / "results.json").write_text("[1]"), "not a FedCal result"),
         (lambda run: (run / "results.json").write_bytes(b"\xff\xfe"), "results.json: cannot be read"),
-        (lambda run: _change(run, schema=7), "results.json: schema 7, this fedcal reads 1: "),
+        (lambda run: _change(run, schema=7), "results.json: schema 7, this fedcal reads 2: "),
         (lambda run: _change(run, methods={}), "'methods' is missing or empty"),
         (lambda run: _change(run, methods={"ens": {"global": {}}}), "methods.ens.global has no"),
         (

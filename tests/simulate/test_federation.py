@@ -77,7 +77,7 @@ def test_methods_with_options_are_told_apart(few):
 
 def test_the_schema_of_results(finished):
     _, results = finished
-    assert results["schema"] == 1 and set(results["methods"]) == set(METHODS)
+    assert results["schema"] == 2 and set(results["methods"]) == set(METHODS)
     for method in results["methods"].values():
         for group in ("global", "local", "own"):
             for metric in (

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcal.errors import FedCalError
 
-RESULTS_SCHEMA = 1  # of results.json, which a run writes and a report reads
+RESULTS_SCHEMA = 2  # of results.json, which a run writes and a report reads
 
 
 def write_bytes(path: Path, data: bytes) -> None:

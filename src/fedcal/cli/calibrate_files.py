@@ -77,7 +77,7 @@ def summary(final: Scaler, sites: Sites, seed: int, estimated: Measured | None) 
     """
     n = {site: len(labels) for site, (_, labels) in sites.items()}
     return {
-        "schema": 1,
+        "schema": 2,
         **method_to_json(final.method),
         "seed": seed,
         "classes": final.n_classes,

@@ -12,7 +12,7 @@ from fedcal.errors import FedCalError, counted
 from fedcal.methods import DEFAULT
 
 if TYPE_CHECKING:
-    from fedcal.transport.files import Federation
+    from fedcal.transport.files import ServerFolder
 
 server_app = typer.Typer(help="The server of a federation by files.", no_args_is_help=True)
 client_app = typer.Typer(help="A site of a federation by files.", no_args_is_help=True)
@@ -140,7 +140,7 @@ def client_finish(
     print(f"{out_file} is {name}'s scaler{without_state}.")
 
 
-def _print_next(federation: Federation) -> None:
+def _print_next(federation: ServerFolder) -> None:
     request = federation.server.request
     if request is None:
         print(f"Done after {counted(federation.server.ledger.rounds, 'round')}: {federation.output}")

@@ -13,7 +13,7 @@ from fedcal.errors import FedCalError, unknown
 from fedcal.learn.models import MODELS
 from fedcal.methods import METHODS, Method, get_method, method_from_json, method_to_json, spec_of
 
-SCHEMA = 1  # of config.json and the checkpoints
+SCHEMA = 2  # of config.json and the checkpoints
 MACHINE = ("data_dir", "device", "engine", "precision", "slots", "threads")  # where a run happens, not what it is
 
 

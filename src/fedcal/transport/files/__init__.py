@@ -10,6 +10,6 @@ given again.
 """
 
 from fedcal.transport.files.client import finish, read_request, reply
-from fedcal.transport.files.server import Federation, merge, receive, start, status
+from fedcal.transport.files.server import ServerFolder, merge, receive, start, status
 
-__all__ = ["Federation", "finish", "merge", "read_request", "receive", "reply", "start", "status"]
+__all__ = ["ServerFolder", "finish", "merge", "read_request", "receive", "reply", "start", "status"]

@@ -23,7 +23,7 @@ from fedcal.transport.journal import Journal
 
 
 @dataclass(frozen=True)
-class Federation:
+class ServerFolder:
     """A federation, as its folder tells it."""
 
     folder: Path
@@ -49,7 +49,7 @@ class Federation:
             self.server.scaler.save(self.output)
 
 
-def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[str], seed: int = 0) -> Federation:
+def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[str], seed: int = 0) -> ServerFolder:
     """Begin a federation: write its plan and the first request.
 
     Args:
@@ -77,14 +77,14 @@ def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[s
         raise FedCalError(f"sites must have different names, not {','.join(sites)!r}: --sites siteA,siteB")
     if (folder / "federation.json").exists():
         raise FedCalError(f"{folder} holds a federation already: choose another folder")
-    federation = Federation(folder, Server(chosen, n_classes, seed, classes=labels), tuple(sorted(sites)))
+    federation = ServerFolder(folder, Server(chosen, n_classes, seed, classes=labels), tuple(sorted(sites)))
     federation.write_output()
     about = plan_to_json(federation.server.plan) | {"sites": list(federation.named)}
     write_json(folder / "federation.json", about)  # last: the federation exists from here on
     return federation
 
 
-def receive(folder: Path, replies: Sequence[Path], without: Sequence[str] = ()) -> Federation:
+def receive(folder: Path, replies: Sequence[Path], without: Sequence[str] = ()) -> ServerFolder:
     """Take a round's replies: write the next request, or the scaler. Nothing is written unless all is well.
 
     Args:
@@ -117,7 +117,7 @@ def receive(folder: Path, replies: Sequence[Path], without: Sequence[str] = ()) 
     return federation
 
 
-def status(folder: Path) -> Federation:
+def status(folder: Path) -> ServerFolder:
     """Read where a federation stands, and write its request (or scaler) again if that was lost.
 
     Raises:
@@ -154,7 +154,7 @@ def merge(scaler: Path, parts: Sequence[Path], out: Path) -> list[str]:
     return sorted(whole.personal)
 
 
-def _load(folder: Path) -> Federation:
+def _load(folder: Path) -> ServerFolder:
     """The federation as it stood after the last round in its journal."""
     path = folder / "federation.json"
     if not path.exists():
@@ -166,10 +166,10 @@ def _load(folder: Path) -> Federation:
     Journal(folder).load(server)
     if server.plan.federation != about["federation"]:
         raise FedCalError(f"{folder}: the rounds belong to another federation: put the right files back")
-    return Federation(folder, server, tuple(about["sites"]))
+    return ServerFolder(folder, server, tuple(about["sites"]))
 
 
-def _read_replies(federation: Federation, paths: Sequence[Path]) -> dict[str, Reply]:
+def _read_replies(federation: ServerFolder, paths: Sequence[Path]) -> dict[str, Reply]:
     """The round's replies by site, in the order of their names; `Server.receive` checks what they hold."""
     sites, example, found = federation.sites, federation.server.example, dict[str, Reply]()
     for path in paths:
