@@ -52,8 +52,9 @@ def calibrate(
         method: a name (see `fedcal methods`), or a name with options, such as "fedcal-plus:accuracy=keep".
         rounds: rounds in which all clients take part; the method's own number if not given.
         seed: of whatever is drawn at random.
-        stream: read `clients`, a mapping, again in every round, client by client, and keep nothing of them: memory stays
-            flat however many there are. A client's personal scaler is then made on demand, by `Scaler.welcome`.
+        stream: read `clients`, a mapping, again in every round, client by client, and keep none of their samples: memory
+            stays flat however many there are. A client's personal scaler is then made on demand, by `Scaler.welcome`; a
+            method that averages the clients' scalers keeps these as their personal ones.
         probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
         classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
             strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
@@ -109,7 +110,7 @@ class Exchange:
             on_round: called after every round.
 
         Returns:
-            The scaler; with every client's personal part, unless the clients are streamed.
+            The scaler; with every client's personal part, unless the clients are streamed and the method is exact.
         """
         while self.server.request is not None:
             self.round(samples)
@@ -123,12 +124,14 @@ class Exchange:
 
     def scaler(self, samples: Mapping[str, Samples]) -> Scaler:
         """Return the scaler as it is now, with the personal parts of clients that took part."""
-        scaler = self.server.scaler
-        if isinstance(samples, Stream):
+        scaler, streamed = self.server.scaler, isinstance(samples, Stream)
+        if streamed and self.method.additive:
             return scaler
         for group, client in self.clients.items():
             if len(group) == 1:
                 scaler.personal[group[0]] = client.personalize(scaler)
+                if streamed:
+                    client.samples = self._unread(group, samples)
             else:
                 for i, name in enumerate(group):
                     scaler.personal[name] = _one_of(client, i, samples[name]).personalize(scaler)
@@ -157,8 +160,11 @@ class Exchange:
                 continue
             if reply.content:
                 spoke.append(group)
-            if not streamed or (share and reply.content) or self.method.remembers:
+            if not streamed or (share and reply.content):
                 self.clients[group] = client  # of streamed ones, the few that reply about a share
+            elif client.memory:
+                client.samples = self._unread(group, samples)
+                self.clients[group] = client  # with what it keeps from its reply, but without its samples
             yield group[0], reply
         if share:
             self._few = spoke
@@ -189,15 +195,17 @@ class Exchange:
         streamed = isinstance(samples, Stream)
         if known and (streamed or len(group) > 1 or known.samples.logits is samples[first][0]):
             return known
-        if len(group) == 1:
-            prepared = Prepared(lambda: samples[first])
-        else:
-            logits, labels = (torch.cat(values) for values in zip(*(samples[name] for name in group), strict=True))
-            prepared = Prepared(lambda: (logits, labels), [len(samples[name][1]) for name in group])
-        client = Client.of(self.method, prepared)
+        client = Client.of(self.method, self._unread(group, samples))
         if known:
             client.load_state_dict(known.state_dict())
         return client
+
+    def _unread(self, group: Group, samples: Mapping[str, Samples]) -> Prepared:
+        """The group's samples; those of a single client are read when they are needed."""
+        if len(group) == 1:
+            return Prepared(lambda: samples[group[0]])
+        logits, labels = (torch.cat(values) for values in zip(*(samples[name] for name in group), strict=True))
+        return Prepared(lambda: (logits, labels), [len(samples[name][1]) for name in group])
 
 
 _NOTHING = Prepared(lambda: (torch.empty(0, 2), torch.empty(0, dtype=torch.int64)))
