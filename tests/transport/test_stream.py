@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 import fedcal
 from fedcal import FedCalError
 from fedcal.base.folds import LEAST, part
+from fedcal.data.samples import Stream
 from fedcal.methods import fedcal_plus
 from fedcal.methods.fit import Total
+from fedcal.protocol import Server
+from fedcal.transport.memory import Exchange
 
 
 class Lazy(Mapping):
@@ -66,6 +69,20 @@ def test_a_stream_gives_the_same_scaler_and_keeps_nothing(method):
     assert streamed.personal == {} and clients.reads <= 30 * streamed.ledger.rounds + 2
     streamed.welcome("3", *clients["3"])
     assert torch.isfinite(streamed.predict_proba(clients["3"][0], client="3")).all()
+
+
+@pytest.mark.parametrize("method", ["avg-t", "fedcal-small:rounds=2", "fedcal-small:rounds=2,start=matched"])
+def test_streamed_clients_keep_the_scalers_that_are_averaged(method):
+    clients = Lazy(5)
+    held = fedcal.calibrate(dict(clients.items()), method)
+    exchange = Exchange(Server(method, 4, history=False))
+    streamed = exchange.run(Stream(clients))
+    assert streamed.personal.keys() == held.personal.keys() and all(held.personal.values())
+    for client, personal in held.personal.items():
+        assert all(torch.equal(streamed.personal[client][name], value) for name, value in personal.items())
+    clients.reads = 0
+    assert all(len(client.samples.labels) == 60 for client in exchange.clients.values())
+    assert clients.reads == 5  # no samples were held
 
 
 @pytest.mark.parametrize("accuracy", ["improve", "keep"])

@@ -107,8 +107,9 @@ class FedCalPlus(Additive):
         if not isinstance(query, queries.StrengthWeights):
             return super().reply(query, samples, memory)
         key = query.key()
-        if "of" not in memory or not torch.equal(memory["of"], key):
-            memory = {"likelihood": query.likelihood(samples), "of": key}
+        if "of" not in memory or not torch.equal(memory["of"][0], key):
+            likelihood = query.likelihood(samples)
+            memory = {"likelihood": likelihood, "of": key.expand(len(likelihood), -1)}  # a row for each client
         return Update(query.weigh(memory["likelihood"]), memory=memory)
 
     def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:

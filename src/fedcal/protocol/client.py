@@ -98,7 +98,7 @@ class Client:
 
         It also works for a client that took no part.
         """
-        if not len(self.samples.labels) and not self.memory:
+        if not self.memory and not len(self.samples.labels):
             return {}
         logits, labels = self.samples.logits.double(), self.samples.labels
         return self.method.personal(contiguous(scaler.params), self.memory, logits, labels)

@@ -52,8 +52,9 @@ def calibrate(
         method: a name (see `fedcal methods`), or a name with options, such as "fedcal-plus:accuracy=keep".
         rounds: rounds in which all clients take part; the method's own number if not given.
         seed: of whatever is drawn at random.
-        stream: read `clients`, a mapping, again in every round, client by client, and keep nothing of them: memory stays
-            flat however many there are. A client's personal scaler is then made on demand, by `Scaler.welcome`.
+        stream: read `clients`, a mapping, again in every round, client by client, and keep none of their samples: memory
+            stays flat however many there are. A client's personal scaler is then made on demand, by `Scaler.welcome`; a
+            method that averages the clients' scalers keeps these as their personal ones.
         probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
         classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
             strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
@@ -95,7 +96,6 @@ class Exchange:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.clients: dict[Group, Client] = {}
-        self._states: dict[Group, tuple[dict[str, Any], int]] = {}  # of streamed clients: state, and number of samples
         self._few: list[Group] | None = None  # clients with samples in the share that is asked about, once known
 
     @property
@@ -110,7 +110,7 @@ class Exchange:
             on_round: called after every round.
 
         Returns:
-            The scaler; with every client's personal part, unless the clients are streamed.
+            The scaler; with every client's personal part, unless the clients are streamed and the method is exact.
         """
         while self.server.request is not None:
             self.round(samples)
@@ -124,12 +124,14 @@ class Exchange:
 
     def scaler(self, samples: Mapping[str, Samples]) -> Scaler:
         """Return the scaler as it is now, with the personal parts of clients that took part."""
-        scaler = self.server.scaler
-        if isinstance(samples, Stream):
+        scaler, streamed = self.server.scaler, isinstance(samples, Stream)
+        if streamed and self.method.additive:
             return scaler
         for group, client in self.clients.items():
             if len(group) == 1:
                 scaler.personal[group[0]] = client.personalize(scaler)
+                if streamed:
+                    client.samples = self._unread(group, samples)
             else:
                 for i, name in enumerate(group):
                     scaler.personal[name] = _one_of(client, i, samples[name]).personalize(scaler)
@@ -158,10 +160,11 @@ class Exchange:
                 continue
             if reply.content:
                 spoke.append(group)
-            if not streamed or (share and reply.content):  # of streamed clients, the few that reply about a share
-                self.clients[group] = client
+            if not streamed or (share and reply.content):
+                self.clients[group] = client  # of streamed ones, the few that reply about a share
             elif client.memory:
-                self._states[group] = client.state_dict(), reply.n
+                client.samples, client.n = self._unread(group, samples), reply.n
+                self.clients[group] = client  # with what it keeps from its reply, but without its samples
             yield group[0], reply
         if share:
             self._few = spoke
@@ -192,18 +195,17 @@ class Exchange:
         streamed = isinstance(samples, Stream)
         if known and (streamed or len(group) > 1 or known.samples.logits is samples[first][0]):
             return known
-        if len(group) == 1:
-            prepared = Prepared(lambda: samples[first])
-        else:
-            logits, labels = (torch.cat(values) for values in zip(*(samples[name] for name in group), strict=True))
-            prepared = Prepared(lambda: (logits, labels), [len(samples[name][1]) for name in group])
-        client = Client.of(self.method, prepared)
+        client = Client.of(self.method, self._unread(group, samples))
         if known:
             client.load_state_dict(known.state_dict())
-        elif group in self._states:
-            state, client.n = self._states[group]
-            client.load_state_dict(state)
         return client
+
+    def _unread(self, group: Group, samples: Mapping[str, Samples]) -> Prepared:
+        """The group's samples; those of a single client are read when they are needed."""
+        if len(group) == 1:
+            return Prepared(lambda: samples[group[0]])
+        logits, labels = (torch.cat(values) for values in zip(*(samples[name] for name in group), strict=True))
+        return Prepared(lambda: (logits, labels), [len(samples[name][1]) for name in group])
 
 
 _NOTHING = Prepared(lambda: (torch.empty(0, 2), torch.empty(0, dtype=torch.int64)))
@@ -217,5 +219,5 @@ def _about_a_share(request: Request) -> bool:
 def _one_of(client: Client, index: int, samples: Samples) -> Client:
     """One of the clients that replied together, with its row of what they keep."""
     alone = Client.of(client.method, Prepared(lambda: samples))
-    alone.memory = {name: value[index : index + 1] for name, value in client.memory.items() if name != "of"}
+    alone.memory = {name: value[index : index + 1] for name, value in client.memory.items()}
     return alone
