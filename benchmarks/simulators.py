@@ -272,7 +272,7 @@ def main() -> None:
 
 def record(lines: list[str], args: argparse.Namespace, load: str) -> None:
     """A dated section of RECORDS.md, below the kernels' key and above what is older."""
-    from paper.cells import commit
+    from paper.results import commit
 
     libraries = [f"{name} {version(name)}" for name in ("torch", "flwr", "ray", "pfl", "numpy") if find_spec(name)]
     head = (

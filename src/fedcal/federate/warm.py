@@ -99,7 +99,6 @@ def serve(path: Path, config: str | None = None) -> None:
 
 def listen(path: Path) -> None:
     """Fork for each request of this user: a second child runs it, the first one stays with the caller."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the first children
     if path.is_socket():
         path.unlink()
     with socket.socket(socket.AF_UNIX) as listening:
@@ -107,6 +106,7 @@ def listen(path: Path) -> None:
         listening.bind(str(path))
         os.umask(before)
         listening.listen(64)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the first children
         while True:
             line, _ = listening.accept()
             if _of_this_user(line) and os.fork() == 0:
