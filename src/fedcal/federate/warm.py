@@ -103,8 +103,10 @@ def listen(path: Path) -> None:
         path.unlink()
     with socket.socket(socket.AF_UNIX) as listening:
         before = os.umask(0o177)  # for this user only, from the first moment
-        listening.bind(str(path))
-        os.umask(before)
+        try:
+            listening.bind(str(path))
+        finally:
+            os.umask(before)
         listening.listen(64)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the first children
         while True:
