@@ -39,10 +39,10 @@ def fingerprint(query: Query) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in leaves(query):
         if isinstance(leaf, Tensor):
-            digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)} ".encode())
+            digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)} ".encode(errors="replace"))
             digest.update(leaf.detach().contiguous().numpy().tobytes())
         else:
-            digest.update(f"{name} {leaf!r} ".encode())
+            digest.update(f"{name} {leaf!r} ".encode(errors="replace"))
     return digest.hexdigest()
 
 

@@ -98,7 +98,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 - not a dict
     except FileNotFoundError:
         raise FedCalError(f"{path} is missing") from None
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, json.JSONDecodeError, RecursionError) as error:
         raise FedCalError(
             f"{path} is damaged or no safetensors file ({str(error).splitlines()[0]}): delete it, or use another folder"
         ) from None

@@ -80,6 +80,8 @@ def linear_sums(family: str, t: Tensor, z: Tensor, y: Tensor, curvature: Curvatu
 def _sums(family: str, t: Array, z: Array, y: Array, curvature: Curvature) -> dict[str, Array]:
     """The same with classes first: sums over a handful of classes then run along contiguous samples."""
     (k, n), z = z.shape, np.ascontiguousarray(z)
+    if t.shape != (n_parameters(family, k),):
+        raise ValueError(f"{t.shape} parameters of {family} for {k} classes")
     if family == "matrix":
         w = t.reshape(k, k + 1)
         p, shift = w[:, :k] @ z, w[:, k]

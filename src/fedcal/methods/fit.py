@@ -104,9 +104,9 @@ class AveragingFit(Fit):
             gathered = self.latest = dict(sorted((self.latest | gathered).items()))
         self.received += 1
         if updates := list(gathered.values()):
-            contents = [update.content for update in updates]
-            robust = robust_mean(contents, self.robust) if self.robust else None
-            self.params = robust or self.method.combine(self.params, updates)
+            if self.robust:
+                updates = [Update(robust_mean([update.content for update in updates], self.robust), n=1)]
+            self.params = self.method.combine(self.params, updates)
 
     def stop(self) -> None:
         self.rounds = self.received
@@ -151,6 +151,8 @@ class ExactFit(Fit):
         try:
             self.query = contiguous(self._program.send(contiguous(gathered)))
         except StopIteration as finished:
+            if finished.value is None:  # the program had ended before, with the scaler or with an error
+                raise FedCalError("the fit has ended already: start again") from None
             self.params, self.query = contiguous(finished.value), None
         except (RuntimeError, ArithmeticError, KeyError, IndexError) as error:
             reason = str(error).splitlines()[0]

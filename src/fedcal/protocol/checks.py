@@ -17,7 +17,7 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.queries import Several, SumQuery
+from fedcal.exact.queries import SampleQuery, Several, SumQuery
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
 from fedcal.protocol.messages import Plan, Reply, Request
@@ -157,21 +157,23 @@ def check_request(request: Request, method: Method) -> None:
     Raises:
         FedCalError: which says what is wrong with it.
     """
-    queries = request.query.queries if isinstance(request.query, Several) else (request.query,)
-    for query in queries:
-        if type(query) not in method.may_ask or isinstance(query, Several):
+    whole = request.query
+    for query in (*whole.queries, whole) if isinstance(whole, Several) else (whole,):
+        if type(query) not in method.may_ask or (isinstance(query, Several) and query is not whole):
             kind = type(query).__name__
             raise FedCalError(
                 f"the server asks for {kind}, which {method.name} never does: do not reply to this server"
             )
-        for name, leaf in leaves(query):
-            if isinstance(leaf, Tensor) and leaf.dtype not in (torch.float32, torch.float64):
-                raise FedCalError(f"the server's request holds {leaf.dtype} in {name!r}: do not reply to this server")
-            largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
-            if isinstance(leaf, int | float):
-                largest = abs(leaf)
-            if not largest < math.inf:  # or not a number; a scale may be huge, where logits are microscopic
-                raise FedCalError(f"the server's request is not finite in {name!r}: do not reply to this server")
+        if isinstance(query, SampleQuery) and (query.share <= 0 or query.share > 1):
+            raise FedCalError("the server asks about no share of the samples: do not reply to this server")
+    for name, leaf in leaves(whole):
+        if isinstance(leaf, Tensor) and leaf.dtype not in (torch.float32, torch.float64):
+            raise FedCalError(f"the server's request holds {leaf.dtype} in {name!r}: do not reply to this server")
+        largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
+        if isinstance(leaf, int | float):
+            largest = abs(leaf)
+        if not largest < math.inf:  # or not a number; a scale may be huge, where logits are microscopic
+            raise FedCalError(f"the server's request is not finite in {name!r}: do not reply to this server")
 
 
 def check_n_classes(client: str, n_classes: int, plan: Plan) -> None:

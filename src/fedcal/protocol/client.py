@@ -73,21 +73,23 @@ class Client:
             LostState: where the reply would have to build on what is gone.
             FedCalError: where the request is none of this method's, or of an earlier round.
         """
+        if check:
+            check_request(request, self.method)
         n = len(self.samples.labels) if self.n is None else self.n
         if not n:
             return Reply({}, 0, request.digest, probs=self.probs)
-        if check:
-            check_request(request, self.method)
         memory = self._memory_before(request)
         privacy = self.privacy or request.clipping
-        if self.privacy:
-            self._spend(self.privacy)
+        if self.privacy and self.releases >= self.privacy.rounds:
+            raise FedCalError(f"the privacy budget of {self.privacy.rounds} releases is used up")
         update = self._update(request, memory)
-        self._before, self.memory = memory, contiguous(update.memory)
-        self.federation, self.round = request.federation, request.round
         content = (
             privacy.at_client(self.method, request.query, self.samples, memory, update) if privacy else update.content
         )
+        # From here on nothing is refused: a refused request leaves the client as it was.
+        self.releases += bool(self.privacy)  # also where a request comes twice: its noise is drawn anew
+        self._before, self.memory = memory, contiguous(update.memory)
+        self.federation, self.round = request.federation, request.round
         told = self._told(self.privacy) if self.privacy else {}
         clients = len(self.samples.counts)
         return Reply(contiguous(content), n, request.digest, update.notes, told, self.probs, clients)
@@ -130,7 +132,15 @@ class Client:
             return self.method.reply(request.query, self.samples, memory)
         except FedCalError:
             raise
-        except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError, AssertionError) as error:
+        except (
+            RuntimeError,
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AssertionError,
+            MemoryError,
+        ) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise FedCalError(f"the request does not fit this client's samples ({reason}): check the server") from error
 
@@ -146,12 +156,6 @@ class Client:
         if request.round < self.round:
             raise FedCalError(f"round {request.round} is past: this client has replied to round {self.round} already")
         return self._before if request.round == self.round else self.memory
-
-    def _spend(self, privacy: Privacy) -> None:
-        """Count one release more, also where a request comes twice; none beyond the budget."""
-        if self.releases >= privacy.rounds:
-            raise FedCalError(f"the privacy budget of {privacy.rounds} releases is used up")
-        self.releases += 1
 
     def _told(self, privacy: Privacy) -> dict[str, Any]:
         return privacy.report("local", self.releases) | {"left": privacy.rounds - self.releases}

@@ -38,7 +38,7 @@ class Request:
     def digest(self) -> str:
         """A fingerprint, which replies carry: a reply to another request is refused."""
         whole = f"{self.federation} {self.round} {fingerprint(self.query)}"
-        return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(whole.encode(errors="replace"), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)

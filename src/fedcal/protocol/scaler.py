@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs
+from fedcal.base.checks import as_logits, check_kind, check_labels, check_whole, look_like_probs, warn_of_probs
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params, by_rows, ordered_softmax
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
@@ -139,16 +139,17 @@ class Scaler:
             FedCalError: where the file is missing, damaged, or not a scaler.
         """
         tensors, about = read_tensors(Path(path))
-        if about.get("schema") != SCHEMA or about.get("method") not in METHODS or "clients" not in about:
+        if about.get("schema") != SCHEMA or str(about.get("method")) not in METHODS or "clients" not in about:
             raise FedCalError(
                 f"{path} is not a scaler that this fedcal knows: write it again with `fedcal calibrate` or `fedcal run`"
             )
         try:
-            n_classes, classes, probs = int(about["n_classes"]), about["classes"], check_kind(about["probs"])
+            n_classes, classes = check_whole(about["n_classes"], "n_classes", low=2), about["classes"]
             labels = tuple(check_classes(classes, n_classes).tolist()) if classes else ()
             personal = {client: unnest(_under(client), tensors) for client in about["clients"]}
-            return cls(method_from_json(about), unnest("global", tensors), n_classes, personal, labels, probs)
-        except (KeyError, TypeError, ValueError) as error:
+            params, probs = unnest("global", tensors), check_kind(about["probs"])
+            return cls(method_from_json(about), params, n_classes, personal, labels, probs)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedCalError(f"{path} is damaged ({error}): write it again") from None
 
 

@@ -11,6 +11,7 @@ on every reply first; one that must survive lost clients calls `drop`.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -67,10 +68,8 @@ class Server:
         self.robust: Robust | None = robust
         if robust not in (None, "median", "trimmed"):
             raise FedCalError(f"robust must be median or trimmed, not {robust!r}")
-        if robust and chosen.additive:
-            raise FedCalError(
-                "this method adds sums up, of which there is no median: robust is for fedcal and its variants"
-            )
+        if robust and (chosen.additive or chosen.needs_pooled_data):
+            raise FedCalError("what this method's clients send has no median: robust is for fedcal and its variants")
         if privacy:
             privacy.check(chosen)
         self.ledger = Ledger()
@@ -150,7 +149,7 @@ class Server:
             raise FedCalError("no samples: every client is empty; at least one needs some")
         if self.privacy:
             gathered = self.privacy.noised(gathered)
-        self.ledger.close_round(seen.names, seen.clients, seen.largest, query_bytes(request.query))
+        self.ledger.close_round(list(seen.names), seen.clients, seen.largest, query_bytes(request.query))
         self.ledger.notes.update(seen.notes)
         self._request = self._example = None
         self._checked = {}
@@ -160,6 +159,8 @@ class Server:
     def _updates(self, pairs: Iterable[tuple[str, Reply]], check: bool) -> Iterator[tuple[str, Update]]:
         """The replies that say something, one by one; what they tell of their clients is noted."""
         for name, reply in pairs:
+            if name in self._round.names:
+                raise FedCalError(f"{name} replies twice in a round: give one reply of each client")
             if check:
                 self.check(name, reply)
             if name in self._checked:
@@ -173,8 +174,9 @@ class Server:
     def _keep_to_budget(self) -> None:
         """End the fit where the privacy budget is used up."""
         over = self.privacy is not None and self.ledger.releases >= self.privacy.rounds
-        left = [told["left"] for told in self.private.values()]
-        over |= bool(left) and statistics.median(left) <= 0  # one client's word must not end everybody's fit
+        # Of those that took part, the usual one: a few clients' words must not end everybody's fit.
+        left = [self.private[name]["left"] if name in self.private else math.inf for name in self.ledger.took_part]
+        over |= bool(left) and statistics.median(left) <= 0
         if over and self.fit.query is not None:
             self.fit.stop()
 
@@ -189,13 +191,13 @@ class Server:
         Returns:
             Whether the fit begins again: replies to the last request are then of no use.
         """
-        leaving = list(names)
+        leaving = sorted(names)
         self.ledger.dropped += [name for name in leaving if name not in self.ledger.dropped]
         gone = [name for name in leaving if self.known.pop(name, None)]
         private = self.privacy is not None or bool(self.private)
         if not gone or not self.fit.received or not self.plan.method.additive or private:
             return False
-        if self.ledger.restarts >= RESTARTS:
+        if self.fit.query is None or self.ledger.restarts >= RESTARTS:
             return False
         self._begin()
         self.ledger.restarts += 1
@@ -258,12 +260,12 @@ class _Round:
     """What a round's replies come to, besides their content."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.names: dict[str, None] = {}  # of those that said something, in their order
         self.clients = self.largest = 0
         self.notes: Counter[str] = Counter()
 
     def add(self, name: str, reply: Reply) -> None:
-        self.names.append(name)
+        self.names[name] = None
         self.clients += reply.clients
         self.largest = max(self.largest, n_bytes(reply.content))
         self.notes.update(reply.notes)
