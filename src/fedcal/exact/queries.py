@@ -331,6 +331,13 @@ class Several(SumQuery):
         return Several(tuple(query.about(share) for query in self.queries))
 
 
+def about_a_share(query: Query) -> bool:
+    """Return whether a query, or one of several, is about a share of the samples: a client may then have none of them."""
+    if isinstance(query, Several):
+        return any(about_a_share(part) for part in query.queries)
+    return isinstance(query, SampleQuery) and query.share < 1
+
+
 def sum_of(tensors: Iterable[Tensor]) -> Tensor:
     """Add up tensors of one shape."""
     first, *others = tensors

@@ -63,13 +63,12 @@ class Option:
 
     def check(self, value: Any) -> Any:
         """The value, if it is of the right type and within bounds; a FedCalError if not."""
-        if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        right = isinstance(value, self.kind) and (self.kind is bool or not isinstance(value, bool))
+        kinds = int | float if self.kind is float else self.kind
+        right = isinstance(value, kinds) and (self.kind is bool or not isinstance(value, bool))
         if not right and not (value is None and self.may_be_none):
             raise FedCalError(f"{self.name} must be {self.expected}, not {value!r}")
         check_value(self.name, value, self.hint, self.rules)
-        return value
+        return float(value) if self.kind is float and value is not None else value
 
 
 def get_method(spec: Any, /, **options: Any) -> Method:

@@ -17,7 +17,7 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.queries import SampleQuery, Several, SumQuery
+from fedcal.exact.queries import SampleQuery, Several, SumQuery, about_a_share
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
 from fedcal.protocol.messages import Plan, Reply, Request
@@ -67,7 +67,7 @@ def check_reply(
         raise FedCalError(f"{client} replies to another request than that of round {request.round}: ask it again")
     if known and known.n not in (None, reply.n):
         raise FedCalError(f"{client} declares {reply.n} samples, but {known.n} in the round before")
-    if not reply.content and (reply.n == 0 or _about_a_share(request.query)):
+    if not reply.content and (reply.n == 0 or about_a_share(request.query)):
         return
     if reply.n < 1:
         raise FedCalError(f"{client} declares no samples, but replies")
@@ -140,12 +140,6 @@ def of_others(sizes: Mapping[str, float], usual: Callable[[list[float]], float])
 
 def _largest(content: Params) -> float:
     return max((float(value.abs().max()) for value in content.values() if value.numel()), default=0.0)
-
-
-def _about_a_share(query: Query) -> bool:
-    if isinstance(query, Several):
-        return any(_about_a_share(part) for part in query.queries)
-    return getattr(query, "share", 1.0) < 1
 
 
 # --- at a client ---------------------------------------------------------------------------------------------------------

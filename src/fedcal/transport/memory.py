@@ -16,7 +16,7 @@ from fedcal.base.checks import check_kind, check_whole, look_like_probs, warn_of
 from fedcal.data.samples import Samples, Stream, check_clients, name_columns
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.queries import SampleQuery, Several
+from fedcal.exact.queries import about_a_share
 from fedcal.methods import DEFAULT, Method, get_method
 from fedcal.protocol.client import Client
 from fedcal.protocol.messages import Reply, Request
@@ -127,19 +127,17 @@ class Exchange:
         scaler, streamed = self.server.scaler, isinstance(samples, Stream)
         if streamed and self.method.additive:
             return scaler
-        for group, client in self.clients.items():
-            if len(group) == 1:
-                scaler.personal[group[0]] = client.personalize(scaler)
-                if streamed:
-                    client.samples = self._unread(group, samples)
-            else:
-                for i, name in enumerate(group):
-                    scaler.personal[name] = _one_of(client, i, samples[name]).personalize(scaler)
+        for name, client in self._one_by_one():
+            if name in samples:
+                client.samples = self._unread((name,), samples)
+            scaler.personal[name] = client.personalize(scaler)
+            if streamed:
+                client.samples = self._unread((name,), samples)
         return scaler
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of server and clients, to go on from later."""
-        clients = {group[0]: client.state_dict() for group, client in self.clients.items()}
+        clients = {name: client.state_dict() for name, client in self._one_by_one()}
         return {"server": self.server.state_dict(), "clients": clients}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -149,9 +147,19 @@ class Exchange:
             self.clients[(name,)] = Client.of(self.method, _NOTHING)
             self.clients[(name,)].load_state_dict(kept)
 
+    def _one_by_one(self) -> Iterator[tuple[str, Client]]:
+        """Every client by itself; one that replied together with others has its row of what they keep."""
+        for group, client in self.clients.items():
+            for i, name in enumerate(group):
+                alone = client
+                if len(group) > 1:
+                    alone = Client.of(self.method, _NOTHING)
+                    alone.memory = {key: value[i : i + 1] for key, value in client.memory.items()}
+                yield name, alone
+
     def _replies(self, request: Request, samples: Mapping[str, Samples]) -> Iterator[tuple[str, Reply]]:
         """Every client's reply, one after the other: sums are added up at once and never held."""
-        share, streamed = _about_a_share(request), isinstance(samples, Stream)
+        share, streamed = about_a_share(request.query), isinstance(samples, Stream)
         spoke: list[Group] = []
         for group in self._few if share and self._few is not None else self._groups(samples):
             client = self._client(group, samples)
@@ -193,7 +201,9 @@ class Exchange:
         """The group's client: as it was, if its samples are still the same; else with its state and the new samples."""
         first, known = group[0], self.clients.get(group)
         streamed = isinstance(samples, Stream)
-        if known and (streamed or len(group) > 1 or known.samples.logits is samples[first][0]):
+        if known and (streamed or len(group) > 1):
+            return known
+        if known and known.samples.logits is samples[first][0] and known.samples.labels is samples[first][1]:
             return known
         client = Client.of(self.method, self._unread(group, samples))
         if known:
@@ -209,15 +219,3 @@ class Exchange:
 
 
 _NOTHING = Prepared(lambda: (torch.empty(0, 2), torch.empty(0, dtype=torch.int64)))
-
-
-def _about_a_share(request: Request) -> bool:
-    queries = request.query.queries if isinstance(request.query, Several) else (request.query,)
-    return any(isinstance(query, SampleQuery) and query.share < 1 for query in queries)
-
-
-def _one_of(client: Client, index: int, samples: Samples) -> Client:
-    """One of the clients that replied together, with its row of what they keep."""
-    alone = Client.of(client.method, Prepared(lambda: samples))
-    alone.memory = {name: value[index : index + 1] for name, value in client.memory.items()}
-    return alone
