@@ -63,22 +63,51 @@ class Method(ABC):
 
     @abstractmethod
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        """Start the server's half."""
+        """Start the server's half.
+
+        Args:
+            n_classes: K of the logits.
+            rounds: rounds at most.
+            seed: of whatever is drawn at random.
+
+        Returns:
+            The fit: what it asks next, and in the end the scaler's parameters.
+        """
 
     @abstractmethod
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
-        """Reply to a query from a client's samples (at least one) and what it kept from its last reply (empty at first)."""
+        """Reply to a query: the client's half.
+
+        Args:
+            query: the server's.
+            samples: the client's, at least one.
+            memory: what the client kept from its last reply; empty at first.
+
+        Returns:
+            What leaves the client, and what it keeps.
+        """
 
     @abstractmethod
     def apply(self, params: Params, logits: Tensor) -> Tensor:
-        """Return calibrated logits."""
+        """Return calibrated logits.
+
+        Args:
+            params: of the global scaler.
+            logits: (N, K) in float64.
+        """
 
     def apply_personal(self, params: Params, personal: Params, logits: Tensor) -> Tensor:
-        """Return calibrated logits at a client: by its personal scaler if it has one, else by the global one."""
+        """Return calibrated logits at a client: by its personal scaler if it has one, else by the global one.
+
+        Args:
+            params: of the global scaler.
+            personal: what `personal` made; empty: the global scaler serves.
+            logits: (N, K) in float64.
+        """
         return self.apply(personal or params, logits)
 
     def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
-        """Make a client's personal scaler; empty where the global one serves.
+        """Return a client's personal scaler; empty where the global one serves.
 
         Args:
             params: the global scaler.
@@ -89,7 +118,11 @@ class Method(ABC):
         return {}
 
     def params_from(self, query: Query) -> Params:
-        """Return the scaler that a query already holds, for a fit that is stopped early; empty if it holds none."""
+        """Return the scaler that a query already holds, for a fit that is stopped early; empty if it holds none.
+
+        Args:
+            query: the last one.
+        """
         return {}
 
 
