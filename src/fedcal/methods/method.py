@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedcal.base.logits import Params
 from fedcal.base.query import Query
+from fedcal.base.seeds import torch_rng
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Program
@@ -158,7 +159,9 @@ class Averaged(Method):
         """Return the next global scaler."""
 
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        return AveragingFit(self, n_classes, rounds, seed)
+        # The same first net for every method of a run, so that ablations differ in one thing.
+        start = self.init(n_classes, torch_rng(seed, "scaler"))
+        return AveragingFit(start, self.combine, rounds, seed, latest=self.average == "latest")
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, FitScaler)
@@ -189,7 +192,7 @@ class Additive(Method):
         """Run the server's half."""
 
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        return ExactFit(self, n_classes, rounds)
+        return ExactFit(self.program(n_classes), self.params_from, rounds)
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, SumQuery)
