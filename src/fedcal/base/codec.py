@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedcal.base.schema import Anything, ListOf, MapOf, Record, Text, check
 from fedcal.errors import FedCalError
 
 DEEPEST = 32  # levels of JSON: ours have about ten
@@ -24,7 +25,8 @@ MOST_DIGITS = 20  # of a whole number: 64 bits
 MOST_HEADER = 64 << 20  # bytes of a file's header
 KINDS = {"BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64"}
 BLANK = "0" * 32  # stands for the digest while it is computed
-_SEAL = re.compile(rb'\\"digest\\": \\"([0-9a-f]{32})\\"')  # as it stands in a safetensors header
+_SEAL = re.compile(rb'\{"__metadata__":\{"fedcal":"\{\\"digest\\": \\"([0-9a-f]{32})\\"')  # how every header begins
+_INNER = Record({"digest": Text(32), "about": MapOf(Anything()), "order": ListOf(Text(any=True))})
 
 Tensors = dict[str, Tensor]
 
@@ -120,13 +122,13 @@ def pack(tensors: Tensors, about: dict[str, Any]) -> bytes:
 
     One entry of the header holds everything, the order of the tensors too: safetensors keeps no order of its own.
     """
-    header = json.dumps({**about, "order": list(tensors), "digest": BLANK}, sort_keys=True)
+    content, order = json.dumps(about, sort_keys=True), json.dumps(list(tensors))
+    header = f'{{"digest": "{BLANK}", "about": {content}, "order": {order}}}'
     apart = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
     data = save(apart, metadata={"fedcal": header})
-    places = [found for found in _SEAL.finditer(data, 8, _header_end(data)) if found[1] == BLANK.encode()]
-    if len(places) != 1:
-        raise FedCalError("`digest` is a name that fedcal keeps for itself: use another one")
-    at, end = places[0].span(1)
+    found = _SEAL.match(data, 8)
+    assert found is not None  # safetensors puts its metadata first
+    at, end = found.span(1)
     return b"".join((data[:at], _digest(data, at, end).encode(), data[end:]))
 
 
@@ -145,25 +147,23 @@ def unpack(data: Any, most_header: int = MOST_HEADER) -> tuple[Tensors, dict[str
     end = _header_end(data)
     if end > min(len(data), 8 + most_header):
         raise FedCalError("its header is cut short, or too large")
-    seals = list(_SEAL.finditer(data, 8, end))
-    if not seals:
+    sealed = _SEAL.match(data, 8, end)
+    if sealed is None:
         raise FedCalError("it has no digest: it was not written by this version of fedcal")
-    if len(seals) > 1 or _digest(data, *seals[0].span(1)).encode() != seals[0][1]:
+    if _digest(data, *sealed.span(1)).encode() != sealed[1]:
         raise FedCalError("its digest is another one: bytes have changed since it was written")
     outer = parse_json(data[8:end].rstrip(b" "), "its header")
-    about = parse_json(_text(outer), "its header")
-    if not isinstance(about, dict):
-        raise FedCalError("it was not written by fedcal")
+    inner = parse_json(_text(outer), "its header")
+    check(inner, _INNER, "its header")
     _check_kinds({name: of for name, of in outer.items() if name != "__metadata__"})
     try:
-        tensors, order = load(data), about.pop("order")
-        found = {name: tensors.pop(name) for name in order}
+        tensors = load(data)
+        found = {name: tensors.pop(name) for name in inner["order"]}
     except Exception as error:  # whatever odd bytes make a reader raise: assertions, MemoryError, its own errors
         raise FedCalError(f"its tensors cannot be read ({_reason(error)})") from None
     if tensors:
         raise FedCalError("a tensor of it has no place")
-    del about["digest"]
-    return found, about
+    return found, inner["about"]
 
 
 def check_finite(tensors: Tensors) -> None:

@@ -40,7 +40,9 @@ def locked(folder: Path, command: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = _take(path)
     except OSError as error:
-        raise FedCalError(f"cannot lock {folder}: {error.strerror or error}; choose a folder you can write to") from None
+        raise FedCalError(
+            f"cannot lock {folder}: {error.strerror or error}; choose a folder you can write to"
+        ) from None
     if handle is None:
         raise FedCalError(f"{folder} is in use by {_holder(path)}: wait for it to end, or choose another folder")
     try:
@@ -58,7 +60,8 @@ def _take(path: Path) -> int | None:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(handle), path.stat()):
                 return handle
         except BlockingIOError:

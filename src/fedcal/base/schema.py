@@ -21,9 +21,10 @@ class Number:
 
 @dataclass(frozen=True)
 class Text:
-    """A string, as long as a name or a sentence; characters that could steer a terminal are refused."""
+    """A string, as long as a name or a sentence; unless `any`, without characters that could steer a terminal."""
 
     most: int = 10_000
+    any: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,10 @@ class Tuple:
 
 @dataclass(frozen=True)
 class MapOf:
-    """An object with any names."""
+    """An object with any names; unless `any`, without characters that could steer a terminal."""
 
     of: Shape
+    any: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,11 @@ def _fault(value: Any, shape: Shape) -> tuple[str, str] | None:
     if isinstance(shape, Text):
         if not isinstance(value, str) or len(value) > shape.most:
             return "", f"should be a text of at most {shape.most} characters, not {_shown(value)}"
-        return None if value.isprintable() else ("", f"holds characters that cannot be shown: {_shown(value)}")
+        return (
+            None
+            if shape.any or value.isprintable()
+            else ("", f"holds characters that cannot be shown: {_shown(value)}")
+        )
     if isinstance(shape, Truth):
         return None if isinstance(value, bool) else ("", f"should be true or false, not {_shown(value)}")
     if isinstance(shape, ListOf | Tuple):
@@ -152,6 +158,8 @@ def _object_fault(value: Any, shape: MapOf | Record) -> tuple[str, str] | None:
         return "", f"should be an object, not {_shown(value)}"
     if isinstance(shape, MapOf):
         parts = dict.fromkeys(value, shape.of)
+        if not shape.any and (odd := [name for name in value if not name.isprintable()]):
+            return "", f"has a name that cannot be shown: {_shown(odd[0])}"
     else:
         if missing := [name for name in shape.fields if name not in value]:
             return "", f"has no {missing[0]!r}"

@@ -54,17 +54,6 @@ def make_folder(folder: Path, private: bool = False) -> None:
         one.chmod(0o700)
 
 
-def append_line(path: Path, line: str) -> None:
-    """One more line at the end of a log."""
-    try:
-        with path.open("a") as file:
-            file.write(line + "\n")
-    except OSError as error:
-        raise FedCalError(
-            f"cannot write {path}: {error.strerror or error}; correct that and go on with --resume"
-        ) from None
-
-
 def _umask() -> int:
     current = os.umask(0)
     os.umask(current)

@@ -24,7 +24,7 @@ from fedcal.base.store import unnest
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.methods import Method, Update, get_method
-from fedcal.methods.fit import Fit, n_bytes
+from fedcal.methods.fit import AveragingFit, Fit, n_bytes
 from fedcal.methods.robust import Robust
 from fedcal.protocol.checks import Known, check_reply, example_reply
 from fedcal.protocol.ledger import Ledger, query_bytes
@@ -260,7 +260,7 @@ class Server:
 
     def _load_fit(self, tensors: Params, about: dict[str, Any]) -> None:
         """Bring the fit to where it was, if what is stored is what its queries ask for."""
-        if self.plan.method.additive:
+        if not isinstance(self.fit, AveragingFit):
             for number in range(1, about["received"] + 1):
                 check_alike(unnest(f"{number:04d}", tensors), self.example)
                 self.fit.load(tensors, {"received": number})
@@ -268,7 +268,7 @@ class Server:
             return
         self.fit.load(tensors, about)
         check_params(self.plan.method, self.fit.params, self.plan.n_classes)
-        for update in self.fit.latest.values():
+        for update in self.fit.latest.values() if self.fit.query is not None else ():
             check_alike(update.content, self.example)
 
 

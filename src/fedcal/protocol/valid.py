@@ -40,6 +40,7 @@ from fedcal.methods.method import Averaged
 
 SCALER = 2  # schema of scaler files
 MOST_CLASSES = 10**6
+CLIENT = Text(any=True)
 CLASSES = Number(2, MOST_CLASSES, whole=True)
 METHOD: dict[str, Shape] = {"method": NAME, "options": MapOf(Anything())}  # `method_from_json` checks them
 
@@ -55,12 +56,14 @@ SCALER_HEADER = Record(
     optional={"federation": NAME},
 )
 LEDGER = Record(
-    dict.fromkeys(("rounds", "updates", "bytes_up", "bytes_down", "total_up", "total_down", "restarts", "releases"), COUNT)
-    | {"dropped": ListOf(Text()), "took_part": ListOf(Text()), "notes": MapOf(NUMBER)},
+    dict.fromkeys(
+        ("rounds", "updates", "bytes_up", "bytes_down", "total_up", "total_down", "restarts", "releases"), COUNT
+    )
+    | {"dropped": ListOf(CLIENT), "took_part": ListOf(CLIENT), "notes": MapOf(NUMBER)},
     open=True,
 )
 FIT = Record({"received": COUNT}, optional={"latest": ListOf(Anything()), "order": ListOf(Text())})
-LATEST = Tuple((Text(), COUNT, ListOf(Text())))  # an averaged client: its name, its samples, the names of its tensors
+LATEST = Tuple((CLIENT, COUNT, ListOf(Text())))  # an averaged client: its name, its samples, the names of its tensors
 SERVER_STATE = Record(
     {
         **METHOD,
@@ -68,8 +71,8 @@ SERVER_STATE = Record(
         "rounds": COUNT,
         "fit": FIT,
         "ledger": LEDGER,
-        "known": MapOf(Tuple((Maybe(COUNT), Maybe(Number(0)), Truth()))),
-        "private": MapOf(Record({"left": Number(-(10**9), 10**9, whole=True)}, open=True)),
+        "known": MapOf(Tuple((Maybe(COUNT), Maybe(Number(0)), Truth())), any=True),
+        "private": MapOf(Record({"left": Number(-(10**9), 10**9, whole=True)}, open=True), any=True),
     },
     open=True,
 )
@@ -144,7 +147,7 @@ def _shapes(method: Method, k: int) -> dict[str, tuple[int | None, ...]]:
     if isinstance(method, Averaged):
         known = {name: tuple(value.shape) for name, value in method.init(k, torch.Generator()).items()}
         return {name: (None,) if name == "temperatures" else shape for name, shape in known.items()}
-    linear = {family: (n_parameters(family, k),) for family in FAMILIES}
+    linear: dict[str, tuple[int | None, ...]] = {family: (n_parameters(family, k),) for family in FAMILIES}
     if method.name == "fed-ts":
         linear["temperature"] = ()
     maps = {"beta": (3,), "hist": (2, None), "order": (1,), "least": (), "fallback": ()}

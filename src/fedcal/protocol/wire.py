@@ -70,7 +70,10 @@ def plan_from_json(header: Header) -> Plan:
     """
     _check_schema(header)
     kinds = {"n_classes": int, "seed": int, "classes": list, "federation": str}
-    if any(type(header.get(key)) is not kind for key, kind in kinds.items()) or not 2 <= header["n_classes"] <= MOST_CLASSES:
+    if (
+        any(type(header.get(key)) is not kind for key, kind in kinds.items())
+        or not 2 <= header["n_classes"] <= MOST_CLASSES
+    ):
         raise FedCalError("the federation's plan is damaged: ask for it again")
     if classes := header["classes"]:
         if not all(type(label) in (str, int, float, bool) for label in classes):
