@@ -17,15 +17,18 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedcal.base.schema import Anything, ListOf, MapOf, Record, Text, check
+from fedcal.base.schema import Anything, Exactly, ListOf, MapOf, Number, Record, Text, Tuple, check
 from fedcal.errors import FedCalError
 
 DEEPEST = 32  # levels of JSON: ours have about ten
 MOST_DIGITS = 20  # of a whole number: 64 bits
 MOST_HEADER = 64 << 20  # bytes of a file's header
-KINDS = {"BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64"}
+KINDS = ("BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64")
 BLANK = "0" * 32  # stands for the digest while it is computed
 _SEAL = re.compile(rb'\{"__metadata__":\{"fedcal":"\{\\"digest\\": \\"([0-9a-f]{32})\\"')  # how every header begins
+_LENGTH = Number(0, 2**40, whole=True)
+_TENSOR = Record({"dtype": Exactly(KINDS), "shape": ListOf(_LENGTH), "data_offsets": Tuple((_LENGTH, _LENGTH))})
+_OUTER = MapOf(_TENSOR, any=True)
 _INNER = Record({"digest": Text(32), "about": MapOf(Anything()), "order": ListOf(Text(any=True))})
 
 Tensors = dict[str, Tensor]
@@ -155,7 +158,7 @@ def unpack(data: Any, most_header: int = MOST_HEADER) -> tuple[Tensors, dict[str
     outer = parse_json(data[8:end].rstrip(b" "), "its header")
     inner = parse_json(_text(outer), "its header")
     check(inner, _INNER, "its header")
-    _check_kinds({name: of for name, of in outer.items() if name != "__metadata__"})
+    check({name: of for name, of in outer.items() if name != "__metadata__"}, _OUTER, "its header")
     try:
         tensors = load(data)
         found = {name: tensors.pop(name) for name in inner["order"]}
@@ -195,12 +198,6 @@ def _text(outer: Any) -> str:
     if not isinstance(text, str):
         raise FedCalError("it was not written by fedcal")
     return text
-
-
-def _check_kinds(tensors: dict[str, Any]) -> None:
-    for name, of in tensors.items():
-        if not isinstance(of, dict) or of.get("dtype") not in KINDS:
-            raise FedCalError(f"its tensor {name[:50]!r} is of no type that fedcal writes")
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedcal.base.lock import locked
 from fedcal.base.store import MOST_BYTES, check_outputs
-from fedcal.cli.start import shown
+from fedcal.cli.start import safe
 from fedcal.errors import FedCalError
 from fedcal.methods import DEFAULT, get_method
 
@@ -109,7 +109,7 @@ def calibrate(
         _print_table([table_row(names[view], estimated.pooled(view)) for view in estimated.tallies])
         for view in estimated.tallies:
             about = summary["estimate"][view]
-            out.print(f"worst client, {names[view]}: {shown(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
+            out.print(f"worst client, {names[view]}: {safe(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
             if view != "before":
                 print(f"{names[view]} against before: {difference(estimated.difference(view, 'before'))}")
     print(
@@ -119,7 +119,7 @@ def calibrate(
     )
     if "fallback" in final.params:
         print(f"{chosen.name} fell back on a temperature: too few samples, or a single class.")
-    out.print(f"Scaler: [bold]{shown(scaler)}[/bold]", soft_wrap=True)
+    out.print(f"Scaler: [bold]{safe(scaler)}[/bold]", soft_wrap=True)
 
 
 def apply(
@@ -156,7 +156,7 @@ def apply(
     for site, chosen in rows.by_site("").items() if own else [(client, slice(None))]:
         calibrated[chosen] = calibration.predict_proba(logits[chosen], site, probs=False)
     write_probs(out_file, calibrated, names, rows)
-    out.print(f"{len(logits)} samples: [bold]{shown(out_file)}[/bold]", soft_wrap=True)
+    out.print(f"{len(logits)} samples: [bold]{safe(out_file)}[/bold]", soft_wrap=True)
 
 
 def evaluate(
@@ -205,9 +205,9 @@ def evaluate(
     _print_table(rows)
     if after:
         print(f"after against before: {difference(found.difference('after', 'before'))}")
-    out.print(f"worst client: {shown(worst)}, ECE {ece[worst]:.2%}")
+    out.print(f"worst client: {safe(worst)}, ECE {ece[worst]:.2%}")
     if report is not None:
-        out.print(f"Report: [bold]{shown(report)}[/bold]", soft_wrap=True)
+        out.print(f"Report: [bold]{safe(report)}[/bold]", soft_wrap=True)
 
 
 def parse_classes(text: str | None) -> list[Any] | None:
@@ -231,5 +231,5 @@ def _print_table(rows: list[list[str]]) -> None:
         for number, name in enumerate(COLUMNS):
             table.add_column(name, justify="right" if number else "left", no_wrap=True)
         for row in rows:
-            table.add_row(*(shown(cell) for cell in row))
+            table.add_row(*(safe(cell) for cell in row))
         out.print(table)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from fedcal.errors import FedCalError, printable
 
 
-def shown(value: object) -> str:
+def safe(value: object) -> str:
     """A path or a name as rich prints it: neither markup nor codes that steer a terminal."""
     return escape(printable(str(value)))
 
