@@ -27,7 +27,7 @@ NOT_SCORES = (*LABELS, *SITES, "predictions", "prediction")
 EITHER = "score"  # a score may be a probability, if the user says so
 KINDS: dict[str, Kind] = {"logits": "logits", "logit": "logits", EITHER: "logits"}
 KINDS |= dict.fromkeys(("probs", "prob", "p", "probabilities", "probability"), "probs")
-COLUMN = re.compile(rf"({'|'.join(KINDS)})_([0-9]{{1,9}})")
+COLUMN = re.compile(rf"({'|'.join(KINDS)})_([0-9]+)")
 LONGEST_LINE = 1 << 24  # characters
 AS_TEXT = 8  # how many bytes of text, at most, may stand for one of a number in memory
 
@@ -169,6 +169,8 @@ def _plan(header: list[str], kind: Kind | None) -> Plan:
         raise FedCalError("two columns have one name: name them apart")
     for i in others:
         if match := COLUMN.fullmatch(header[i]):
+            if len(match[2]) > 9:
+                raise FedCalError(f"column {header[i][:40]}…: classes are numbered from 0")
             numbered = at.setdefault(match[1], {})
             if (other := numbered.setdefault(int(match[2]), i)) != i:
                 raise FedCalError(f"columns {header[other]} and {header[i]} are of one class: leave one of them")
