@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedcal.base.codec import parse_json
@@ -23,7 +23,7 @@ NAME = ".fedcal.lock"
 
 @contextmanager
 def locked(folder: Path, command: str) -> Iterator[None]:
-    """Hold a folder for this process while the block runs; the folder is made if it is not there.
+    """Hold a folder for this process while the block runs. A folder that is not there is made, and deleted if it stays empty.
 
     Args:
         folder: to hold. Its lock file says who holds it, and is deleted at the end.
@@ -36,6 +36,7 @@ def locked(folder: Path, command: str) -> Iterator[None]:
         yield
         return
     path = folder / NAME
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = _take(path)
@@ -53,6 +54,9 @@ def locked(folder: Path, command: str) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)  # before it is released: whoever opened it meanwhile finds that it is gone
         os.close(handle)
+        with suppress(OSError):  # those that hold something stay
+            for one in made:
+                one.rmdir()
 
 
 def _take(path: Path) -> int | None:
