@@ -1,8 +1,9 @@
 # Two commands: `make demo` and `make test`. Everything goes into .venv; nothing else on the machine is touched.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench lock clean
 
 demo: .venv/demo
 	$(BIN)/fedcal run --data digits --model cnn --clients 10 --beta 0.3 --rounds 30 --cal-fraction 0.2 --out runs/demo --overwrite
@@ -23,13 +24,20 @@ bench: .venv/dev
 # Stamps: reinstalled when what they install changes.
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) -c constraints.txt -e .
 	@touch $@
 
-.venv/dev: .venv/demo
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,onnx,flower]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps netcal==1.4.0 # an oracle; its own needs are not ours
-	@touch $@
+.venv/dev: pyproject.toml constraints.txt requirements-dev.lock
+	$(PYTHON) -m venv .venv
+	$(PIP) --no-deps --require-hashes -r requirements-dev.lock
+	$(PIP) -c constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch .venv/demo $@
+
+# What CI installs, resolved anew: needs uv. Put netcal back by hand.
+lock:
+	uv pip compile pyproject.toml --extra dev --extra onnx --extra flower -c constraints.txt --python-version 3.11 --torch-backend cpu \
+	  --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links --no-emit-package torch -o requirements-dev.lock
 
 clean:
 	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ import torch
 import fedcal
 from fedcal import Config, report
 from fedcal.base.seeds import numpy_rng
-from fedcal.base.store import read_tensors
+from fedcal.base.store import read_json, read_tensors
 from fedcal.learn.local import copy_state, train_locally
 from fedcal.methods import METHODS, get_method
 from fedcal.simulate import federation, runs
@@ -52,7 +52,7 @@ def test_the_folder_holds_what_it_should(finished):
         "config.json", "model.safetensors", "report.html", "results.json", "rounds.jsonl", "scalers",
     ]  # fmt: skip
     assert sorted(p.stem for p in (folder / "scalers").iterdir()) == sorted(METHODS)
-    assert json.loads((folder / "results.json").read_text()) == results
+    assert read_json(folder / "results.json") == results
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert [r["round"] for r in records] == [1, 2, 3, 4] and all(len(r["clients"]) == 3 for r in records)
 
@@ -67,7 +67,7 @@ def test_methods_with_options_are_told_apart(few):
     assert scaler.method == get_method("fedcal-plus", accuracy="keep")
     about = results["methods"]["fedcal:rounds=3"]
     assert (about["method"], about["options"], about["cost"]["rounds"]) == ("fedcal", {"rounds": 3}, 3)
-    assert fedcal.Config.from_dict(json.loads((folder / "config.json").read_text())) == FEW.resolve()
+    assert fedcal.Config.from_dict(read_json(folder / "config.json")) == FEW.resolve()
     shown = report.load(folder).results["methods"]
     assert list(shown) == ["uncal", "lr-ts", "fedcal (rounds=3)", "fedcal-literal", "fedcal-plus (keep)"]
     assert set(shown["uncal"]["global"]["ece_against"]) == set(shown) - {"uncal"}

@@ -76,12 +76,12 @@ def _tell(folder: Path) -> None:
     """The outcome in a few lines."""
     from fedcal import report
     from fedcal.base.store import read_json
-    from fedcal.errors import counted
+    from fedcal.errors import counted, printable
 
     about = read_json(folder / "federation.json")
     out.print(report.terminal(report.load(folder).results))
     training, calibration = (counted(about[f"{kind}_rounds"], f"{kind} round") for kind in ("training", "calibration"))
     print(f"{training} and {calibration}; {counted(len(about['measured_by']), 'node')} took part to the end")
     for fault in about["faults"]:
-        print(f"round {fault['round']} went on without {fault['name']}: {fault['reason']}")
+        print(printable(f"round {fault['round']} went on without {fault['name']}: {fault['reason']}"))
     out.print(f"\nReport: [bold]{escape(str(folder / 'report.html'))}[/bold]", soft_wrap=True)

@@ -6,8 +6,14 @@ import sys
 from typing import Any, NoReturn
 
 import typer
+from rich.markup import escape
 
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, printable
+
+
+def safe(value: object) -> str:
+    """A path or a name as rich prints it: neither markup nor codes that steer a terminal."""
+    return escape(printable(str(value)))
 
 
 def start(app: typer.Typer, name: str, arguments: list[str] | None, when_stopped: str) -> NoReturn:
@@ -44,5 +50,5 @@ def _usage(error: Any, name: str) -> str:
 
 
 def _stop(name: str, message: str, code: int) -> NoReturn:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{name}: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)

@@ -36,7 +36,7 @@ FIT_ON = "The samples that a client fits on: its held-out calibration split, or 
 
 def option(default: Any, help: str, **rules: float) -> Any:
     """A field that users may set: its default, one line of meaning, and for numbers the bounds (`low`, `above`)."""
-    return field(default=default, metadata={"help": help, "rules": {**rules, "high": 10**9} if rules else {}})
+    return field(default=default, metadata={"help": help, "rules": {"high": 10**9, **rules} if rules else {}})
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,18 @@ from typing import Any
 
 from fedcal.base.checks import check_whole
 from fedcal.base.logits import Params
+from fedcal.base.store import unnest
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.methods import Method, Update, get_method
-from fedcal.methods.fit import Fit, n_bytes
+from fedcal.methods.fit import AveragingFit, Fit, n_bytes
 from fedcal.methods.robust import Robust
 from fedcal.protocol.checks import Known, check_reply, example_reply
 from fedcal.protocol.ledger import Ledger, query_bytes
 from fedcal.protocol.messages import Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
+from fedcal.protocol.valid import check_alike, check_params, check_server_state
 from fedcal.protocol.wire import plan_to_json
 
 RESTARTS = 3  # of an exact fit whose clients fall away: as often it begins again with those that are left
@@ -255,6 +257,7 @@ class Server:
         Raises:
             FedCalError: the state is damaged, or of another method or federation.
         """
+        check_server_state(state)
         about, mine = state["about"], plan_to_json(self.plan)
         for key in ("method", "options", "n_classes", "seed", "classes"):
             if about.get(key) != mine[key]:
@@ -264,13 +267,26 @@ class Server:
         try:
             self.plan = replace(self.plan, federation=str(about["federation"]))
             self._begin()
-            self.fit.load(state["tensors"], about["fit"])
+            self._load_fit(state["tensors"], about["fit"])
             self.ledger = Ledger.from_dict(about["ledger"])
             self.known = {name: Known(*declared) for name, declared in about["known"].items()}
             self.private = dict(about["private"])
             self._keep_to_budget()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedCalError(f"the state is damaged ({error}): start again") from None
+
+    def _load_fit(self, tensors: Params, about: dict[str, Any]) -> None:
+        """Bring the fit to where it was, if what is stored is what its queries ask for."""
+        if not isinstance(self.fit, AveragingFit):
+            for number in range(1, about["received"] + 1):
+                check_alike(unnest(f"{number:04d}", tensors), self.example)
+                self.fit.load(tensors, {"received": number})
+                self._example = None
+            return
+        self.fit.load(tensors, about)
+        check_params(self.plan.method, self.fit.params, self.plan.n_classes)
+        for update in self.fit.latest.values() if self.fit.query is not None else ():
+            check_alike(update.content, self.example)
 
 
 class _Round:

@@ -5,18 +5,19 @@ Whatever comes in is from a stranger: it is rebuilt from known types only, and a
 
 from __future__ import annotations
 
-import json
+import math
 import types
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from safetensors.torch import load, save
 from torch import Tensor
 
+from fedcal.base import codec
+from fedcal.base.codec import pack
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params
-from fedcal.base.query import Query, contiguous
+from fedcal.base.query import Query
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import FoldMap
 from fedcal.exact.queries import View
@@ -28,19 +29,15 @@ SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
     kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, FoldMap, View)
 }
-MOST = 10**9  # rounds, classes
+MOST = 10**9  # rounds
+MOST_CLASSES = 10**6
+MOST_HEADER = 16 << 20  # bytes
 DEEPEST = 8  # levels within a query: ours have four
 
 Header = dict[str, Any]
 
 
 # --- bytes ---------------------------------------------------------------------------------------------------------------
-
-
-def pack(tensors: Params, header: Header) -> bytes:
-    """Return tensors and a header as bytes."""
-    about = json.dumps({**header, "order": list(tensors)}, sort_keys=True)
-    return save({name: contiguous(value).cpu() for name, value in tensors.items()}, metadata={"fedcal": about})
 
 
 def unpack(data: Any) -> tuple[Params, Header]:
@@ -53,15 +50,9 @@ def unpack(data: Any) -> tuple[Params, Header]:
         FedCalError: if the bytes are anything but what `pack` gives.
     """
     try:
-        size = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fedcal"])
-        tensors, order = load(data), header.pop("order")
-        found = {name: tensors.pop(name) for name in order}
-        if tensors:
-            raise ValueError("a tensor has no place")
-    except Exception:  # whatever a stranger's bytes make a reader raise: assertions, RecursionError, MemoryError
-        raise FedCalError("the message cannot be read: is it one of fedcal's?") from None
-    return found, header
+        return codec.unpack(data, MOST_HEADER)
+    except FedCalError as error:
+        raise FedCalError(f"the message cannot be read ({error}): is it one of fedcal's?") from None
 
 
 # --- plan, request, reply ------------------------------------------------------------------------------------------------
@@ -92,7 +83,10 @@ def plan_from_json(header: Header) -> Plan:
     """
     _check_schema(header)
     kinds = {"n_classes": int, "seed": int, "classes": list, "federation": str}
-    if any(type(header.get(key)) is not kind for key, kind in kinds.items()) or not 2 <= header["n_classes"] <= MOST:
+    if (
+        any(type(header.get(key)) is not kind for key, kind in kinds.items())
+        or not 2 <= header["n_classes"] <= MOST_CLASSES
+    ):
         raise FedCalError("the federation's plan is damaged: ask for it again")
     if classes := header["classes"]:
         if not all(type(label) in (str, int, float, bool) for label in classes):
@@ -164,7 +158,8 @@ def pack_reply(reply: Reply, client: str) -> bytes:
         reply: what it replies.
         client: its name.
     """
-    header = {"schema": SCHEMA, "kind": "reply", "client": client, "n": reply.n, "to": reply.to, "notes": reply.notes}
+    header = {"schema": SCHEMA, "kind": "reply", "client": client, "n": reply.n, "to": reply.to}
+    header |= {"notes": {name: value for name, value in reply.notes.items() if math.isfinite(value)}}
     header |= {"probs": True} if reply.probs else {}
     return pack(reply.content, header | ({"privacy": reply.privacy} if reply.privacy else {}))
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedcal.base.checks import as_logits, check_kind, check_labels
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params
-from fedcal.base.store import nest, unnest, write_bytes
+from fedcal.base.store import nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
 from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
@@ -30,6 +30,7 @@ from fedcal.exact.prepared import Prepared
 from fedcal.measure.views import Measured
 from fedcal.protocol import Client, Plan, Privacy, Request
 from fedcal.protocol.checks import check_n_classes, check_no_samples_leave
+from fedcal.protocol.valid import check_client_state
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
 from fedcal.transport.flower.records import (
     DATA,
@@ -225,7 +226,9 @@ class Node:
         client = Client.of(plan.method, Prepared(lambda: samples), privacy=self.privacy)
         client.probs = self.probs
         if "client" in self.kept_of:
-            client.load_state_dict({"tensors": unnest("client", self.kept), "about": self.kept_of["client"]})
+            stored = {"tensors": unnest("client", self.kept), "about": self.kept_of["client"]}
+            check_client_state(stored)
+            client.load_state_dict(stored)
         return client
 
     def _keep(self, client: Client, personal: Params | None = None) -> None:
@@ -235,7 +238,7 @@ class Node:
         data = pack(tensors, {**self.kept_of, "client": state["about"]})
         self.context.state.config_records[STATE] = ConfigRecord({DATA: data})
         if path := self._path():
-            write_bytes(path, data)
+            write_bytes(path, data, private=True)  # logits and labels are in it
 
     def _recall(self) -> tuple[Params, dict[str, Any]]:
         kept, path = self.context.state.config_records.get(STATE), self._path()
@@ -244,9 +247,9 @@ class Node:
         if path is None or not path.exists():
             return {}, {}
         try:
-            return unpack(path.read_bytes())
-        except (FedCalError, OSError):
-            raise FedCalError(f"{path} cannot be read: delete it, and the node starts again") from None
+            return unpack(read_bytes(path))
+        except FedCalError as error:
+            raise FedCalError(f"{path} cannot be read ({error}): delete it, and the node starts again") from None
 
     def _path(self) -> Path | None:
         folder = self.context.node_config.get("fedcal-state")
