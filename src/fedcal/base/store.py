@@ -18,23 +18,38 @@ from fedcal.errors import FedCalError
 RESULTS_SCHEMA = 2  # of results.json, which a run writes and a report reads
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Atomically: a reader, or a run killed meanwhile, sees the old file or the new one."""
+def write_bytes(path: Path, data: bytes, private: bool = False) -> None:
+    """Write a file atomically: a reader, or a run killed meanwhile, sees the old file or the new one.
+
+    Args:
+        path: of the file. Folders that are missing are made.
+        data: its content.
+        private: whether nobody but this user may read it, nor look into folders that are made for it: for files that hold
+            samples, what follows from few of them, or keys.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, private)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
+            os.chmod(temporary, 0o600 if private else 0o666 & ~_umask())
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
         raise FedCalError(f"cannot write {path}: {error.strerror or error}; choose a folder you can write to") from None
+
+
+def make_folder(folder: Path, private: bool = False) -> None:
+    """Make a folder and those above it, where they are missing; if private, for this user alone."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()] if private else []
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        one.chmod(0o700)
 
 
 def append_line(path: Path, line: str) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from fedcal.base.checks import as_logits, check_kind, check_labels
@@ -46,6 +45,8 @@ from fedcal.transport.flower.records import (
 )
 
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
+ClientAppCallable = Callable[[Message, Context], Message]  # as in Flower's typing module, which moved
+Mod = Callable[[Message, Context, ClientAppCallable], Message]
 STATE = "fedcal.state"  # in the node's context
 
 
@@ -232,7 +233,7 @@ class Node:
         data = pack(tensors, {**self.kept_of, "client": state["about"]})
         self.context.state.config_records[STATE] = ConfigRecord({DATA: data})
         if path := self._path():
-            write_bytes(path, data)
+            write_bytes(path, data, private=True)
 
     def _recall(self) -> tuple[Params, dict[str, Any]]:
         kept, path = self.context.state.config_records.get(STATE), self._path()
