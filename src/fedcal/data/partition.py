@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import rel_entr
 from torch import Tensor
 
 from fedcal.base.seeds import numpy_rng
@@ -105,6 +104,7 @@ class Skew:
 
 def skew(clients: list[Client], n_classes: int) -> Skew:
     """Label counts and label skew of a federation."""
+    from scipy.special import rel_entr
 
     def counts(labels: list[Tensor]) -> Tensor:
         return torch.stack([y.bincount(minlength=n_classes) for y in labels])

@@ -1,14 +1,22 @@
-"""A node."""
+"""A node. The data set and what trains are imported when they are needed: a reply about kept logits needs neither."""
 
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedcal.federate import task
 from fedcal.transport.flower import calibration_mod
 
-app = ClientApp(mods=[calibration_mod(task.logits)])
+
+def logits(arrays: ArrayRecord, context: Context, split: str):
+    from fedcal.federate import task
+
+    return task.logits(arrays, context, split)
+
+
+app = ClientApp(mods=[calibration_mod(logits)])
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
+    from fedcal.federate import task
+
     return task.train(message, context)

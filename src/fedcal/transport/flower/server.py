@@ -21,6 +21,7 @@ from fedcal.protocol import Reply, Server
 from fedcal.protocol.checks import check_bytes, outliers
 from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower.grid import ask
+from fedcal.transport.flower.measured import unpack_measured
 from fedcal.transport.flower.records import (
     MODEL,
     REPLY,
@@ -34,7 +35,6 @@ from fedcal.transport.flower.records import (
     record_of,
     size,
     take_out,
-    unpack_measured,
 )
 
 T = TypeVar("T")
