@@ -84,8 +84,9 @@ def free_ports(count: int) -> list[int]:
 def prepare(plan: Plan) -> None:
     """Write the files that the commands need: app and connection. Keys are written when the processes start."""
     here = plan.flower
+    make_folder(plan.folder)
     make_folder(here, private=True)
-    here.chmod(0o700)
+    here.chmod(0o700)  # also where it was there already
     for old in here.glob(f"{DATABASE}*"):
         old.unlink()
     write_app(plan)

@@ -20,7 +20,7 @@ ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; Flower's own is 1
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds; Flower's own is 1
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",  # one thread per process: sums are the same bytes on every machine
 }

@@ -69,7 +69,7 @@ class PatientGrid(Grid):
         return ask(self._grid, list(messages), timeout or LONGEST)
 
 
-def ask(grid: Grid, messages: list[Message], timeout: float, pause: float = 0.2) -> list[Message]:
+def ask(grid: Grid, messages: list[Message], timeout: float, pause: float = 0.5) -> list[Message]:
     """Send messages and wait for the replies, with shorter pauses than Flower's three seconds.
 
     Args:

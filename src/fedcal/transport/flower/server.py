@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from fedcal.base.words import plain
 from fedcal.errors import FedCalError
 from fedcal.measure.views import Measured, add_up
 from fedcal.protocol import Reply, Server
@@ -221,13 +222,15 @@ class Nodes:
                 if node not in by_node:
                     self.blame(node, f"no reply within {timeout:.0f} s")
                 elif by_node[node].has_error():
-                    self.blame(node, f"error: {by_node[node].error.reason}")
+                    self.blame(node, f"error: {plain(by_node[node].error.reason)}")
                 else:
                     found[node] = take_out(by_node[node].content)
                     cost["up"] += size(found[node].values())
             return found
 
-        replies = send({node: content if node in self._with_model else whole for node in nodes})
+        # After a round of an earlier server, a node may have its logits as well: it says so if it has not.
+        earlier = any(one["phase"] == "calibration" for one in self.rounds)
+        replies = send({node: content if earlier or node in self._with_model else whole for node in nodes})
         if lost := [node for node, sent in replies.items() if _lost_logits(sent)]:
             replies = {node: sent for node, sent in replies.items() if node not in lost}
             replies |= send(dict.fromkeys(lost, whole))
