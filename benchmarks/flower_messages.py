@@ -35,7 +35,7 @@ def cpu_of(process: int) -> tuple[str, float]:
 def main() -> None:
     folder = Path(sys.argv[1]).absolute()
     options = sys.argv[2:] or ["--data", "heart", "--rounds", "2", "--method", "fed-ts"]
-    script = "import sys; from fedcal.cli.main import main; main(sys.argv[1:])"
+    script = "import sys; from fedcal.cli.entry import main; main(sys.argv[1:])"
     began = time.perf_counter()
     command = [sys.executable, "-c", script, "federate", "--out", str(folder), *options]
     found: dict[tuple[str, int], float] = {}
@@ -54,7 +54,9 @@ def main() -> None:
         by_kind[kind].append(seconds)
     print(f"\nin all {time.perf_counter() - began:.0f} s, exit status {running.returncode}")
     for kind, costs in sorted(by_kind.items()):
-        print(f"{kind:18s} {len(costs):4d} processes, {sum(costs) / len(costs):6.2f} CPU s each, {sum(costs):7.1f} in all")
+        print(
+            f"{kind:18s} {len(costs):4d} processes, {sum(costs) / len(costs):6.2f} CPU s each, {sum(costs):7.1f} in all"
+        )
     for phase in ("training", "calibration", "evaluation"):
         rounds = [one["seconds"] for one in read_json(folder / "federation.json")["rounds"] if one["phase"] == phase]
         print(f"{phase:12s} {len(rounds):3d} rounds, {sum(rounds) / max(1, len(rounds)):5.1f} s each")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedcal.cli.logits import Seed, Spec
+from fedcal.cli.start import when_stopped
 from fedcal.errors import FedCalError
 from fedcal.methods import DEFAULT, get_method
 
@@ -68,7 +69,8 @@ def federate(
         out.print(
             f"{len(plan.names)} nodes ({escape(names)}); logs in {escape(str(plan.flower / 'logs'))}", soft_wrap=True
         )
-    launch.federate(plan, limit, resume, keep_keys)
+    with when_stopped(f"finished rounds are kept in {out_dir}: go on with the same command and --resume"):
+        launch.federate(plan, limit, resume, keep_keys)
     if not quiet:
         _tell(out_dir)
 

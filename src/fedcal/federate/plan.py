@@ -40,7 +40,9 @@ def flower_version() -> tuple[int, int]:
     major, minor = (int(part) for part in text.split(".")[:2])
     if (major, minor) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise FedCalError(f"fedcal federate needs Flower {oldest} or newer, not {text}: pip install -U 'fedcal[flower]'")
+        raise FedCalError(
+            f"fedcal federate needs Flower {oldest} or newer, not {text}: pip install -U 'fedcal[flower]'"
+        )
     return major, minor
 
 

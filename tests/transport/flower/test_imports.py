@@ -10,7 +10,19 @@ from fedcal.transport.flower.client import STATE
 from fedcal.transport.flower.records import MODEL, REPLY, REQUEST, data_of
 from transport.flower.help import client_app, config_of, flower, grid_of
 
-SLOW = {"scipy", "sklearn", "matplotlib", "pandas", "rich", "typer", "pooch", "jinja2", "pyarrow", "onnx", "dp_accounting"}
+SLOW = {
+    "scipy",
+    "sklearn",
+    "matplotlib",
+    "pandas",
+    "rich",
+    "typer",
+    "pooch",
+    "jinja2",
+    "pyarrow",
+    "onnx",
+    "dp_accounting",
+}
 
 IN_PROTOCOL = """
 import json, sys

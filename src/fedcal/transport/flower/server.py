@@ -200,7 +200,10 @@ class Nodes:
         self.end(list(found), cost)
         if not found:
             return Measured({})
-        return add_up(found.values()).select({view: view for view in VIEWS}, sorted(self.names[node] for node in found))
+        # By name: nodes have other numbers in every federation, and the last bits of a sum depend on its order.
+        in_order = sorted(found, key=self.names.__getitem__)
+        total = add_up([found[node] for node in in_order])
+        return total.select({view: view for view in VIEWS}, [self.names[node] for node in in_order])
 
     def _ask(
         self, grid: Grid, nodes: list[int], phase: Phase, data: bytes, model: ArrayRecord, timeout: float, bins: int = 0
