@@ -2,10 +2,10 @@
 
     python benchmarks/kills.py FOLDER [TIMES [SEED]]
 
-Each line is one kill: which command, how, after how many seconds. Signals are SIGKILL, SIGTERM, SIGHUP, and SIGINT twice (Ctrl-C,
-and again a second later). After each there must be no process that knows the folder, no port held, no key and no temporary
-folder; the same command then goes on, is killed again a few times, and ends with the bytes of a run that nobody killed.
-The outcome is in docs/deploy.md; tests/federate/test_kills.py does a few of them.
+Each line is one kill: which command, how, after how many seconds. Signals are SIGKILL, SIGTERM, SIGHUP, and SIGINT twice
+(Ctrl-C, and again a second later). After each there must be no process that knows the folder, no port held, no key and no
+temporary folder; the same command then goes on, is killed again a few times, and ends with the bytes of a run that nobody
+killed. The outcome is in docs/deploy.md; tests/federate/test_kills.py does a few of them.
 """
 
 from __future__ import annotations
@@ -29,40 +29,8 @@ from fedcal.transport.files import read_request, reply
 WAYS = {"KILL": [signal.SIGKILL], "TERM": [signal.SIGTERM], "HUP": [signal.SIGHUP], "INT twice": [signal.SIGINT] * 2}
 TIDY = 20.0  # seconds until nothing may be left
 SCRIPT = "import sys; from fedcal.cli.entry import main; main(sys.argv[1:])"
-FEDERATE = [
-    "--data",
-    "digits",
-    "--clients",
-    "2",
-    "--model",
-    "logistic",
-    "--rounds",
-    "2",
-    "--method",
-    "fed-ts",
-    "--limit",
-    "3600",
-    "--timeout",
-    "300",
-    "--quiet",
-]
-RUN = [
-    "--data",
-    "digits",
-    "--limit",
-    "500",
-    "--clients",
-    "4",
-    "--rounds",
-    "6",
-    "--model",
-    "mlp",
-    "--method",
-    "uncal",
-    "--method",
-    "fedcal-plus",
-    "--quiet",
-]
+FEDERATE = "--data digits --clients 2 --model logistic --rounds 2 --method fed-ts --timeout 300 --quiet"
+RUN = "--data digits --limit 500 --clients 4 --rounds 6 --model mlp --method uncal --method fedcal-plus --quiet"
 OUTCOME = ("model.safetensors", "results.json", "report.html", "scaler.safetensors", "scalers/fedcal-plus.safetensors")
 
 
@@ -158,17 +126,17 @@ def same_bytes(folder: Path, whole: Path) -> None:
 Say = Callable[[str], None]
 
 
-def of_command(kind: str, options: list[str], folder: Path, times: int, rng: random.Random, say: Say) -> None:
+def of_command(kind: str, options: str, folder: Path, times: int, rng: random.Random, say: Say) -> None:
     """Kill one run so many times, going on with --resume; then let it end, and compare with one that nobody killed."""
     whole, out = folder / f"{kind}-whole", folder / f"{kind}-killed"
-    seconds = finish(command(kind, *options, "--out", whole))
+    seconds = finish(command(kind, *options.split(), "--out", whole))
     say(f"{kind}: {seconds:.0f} s if nobody kills it")
     for number in range(times):
         how, after = rng.choice(list(WAYS)), rng.uniform(0.2, seconds)
         resume = ["--resume"] if out.exists() else []
-        alive = kill(command(kind, *options, "--out", out, *resume), out, how, after)
+        alive = kill(command(kind, *options.split(), "--out", out, *resume), out, how, after)
         say(f"{kind} {number + 1}: {how} after {after:.1f} s{'' if alive else ' (it had ended)'}: nothing is left")
-    finish(command(kind, *options, "--out", out, *(["--resume"] if out.exists() else [])))
+    finish(command(kind, *options.split(), "--out", out, *(["--resume"] if out.exists() else [])))
     same_bytes(out, whole)
     say(f"{kind}: after {times} kills, the same bytes")
 

@@ -1,4 +1,4 @@
-"""Commands that are killed: nothing of them is left, and they go on to the same bytes. `benchmarks/kills.py` does many more."""
+"""Commands that are killed: nothing of them is left, and they go on to the same bytes. benchmarks/kills.py does many more."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from fedcal.federate.processes import Processes
 @pytest.mark.parametrize("how", kills.WAYS)
 def test_federate_leaves_nothing(tmp_path, how):
     """Four times, as early as any process is there; SIGKILL when nodes are up."""
-    words = kills.command("federate", *kills.FEDERATE, "--out", tmp_path / "run")
+    words = kills.command("federate", *kills.FEDERATE.split(), "--out", tmp_path / "run")
     assert kills.kill(words, tmp_path, how, after=14.0 if how == "KILL" else random.uniform(3.0, 8.0))
 
 
@@ -55,7 +55,8 @@ with Processes(folder, folder / "logs", {}, [folder / "keys"]) as processes:
 @pytest.fixture
 def parent(tmp_path):
     """A process with one child that ignores SIGTERM and has a child in a session of its own; and its keeper."""
-    child = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], start_new_session=True); {STUBBORN}"
+    words = f"[sys.executable, '-c', {STUBBORN!r}], start_new_session=True"
+    child = f"import subprocess, sys; subprocess.Popen({words}); {STUBBORN}"
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path), child], stdout=subprocess.PIPE, text=True
     ) as one:

@@ -16,10 +16,10 @@ import torch
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-
+from benchmarks import kills
 from fedcal import Scaler
 from fedcal.base.store import read_json, read_tensors
+from fedcal.cli.main import main
 from fedcal.federate import launch
 from fedcal.federate.app.client_app import app as client_app
 from fedcal.federate.keys import write_node_key
@@ -115,6 +115,8 @@ def secrets(data, clients):
 
 def plaintext(data, clients):
     """Every byte of the same runs' messages, as they are before TLS."""
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
     heard = bytearray()
 
     def hear(message):
@@ -130,6 +132,36 @@ def plaintext(data, clients):
         config = small(data, method, clients)
         flower(config, grid_of(config, listening), training=1)
     return heard
+
+
+def test_the_command(tmp_path):
+    """With the oldest Flower too (`make oldest`), so it is short: one training round, one of calibration."""
+    words = [
+        "federate",
+        "--data",
+        "digits",
+        "--clients",
+        "2",
+        "--model",
+        "logistic",
+        "--rounds",
+        "1",
+        "--method",
+        "avg-t",
+        "--quiet",
+        "--out",
+    ]
+    with pytest.raises(SystemExit) as stop:
+        main([*words, str(tmp_path)])
+    assert stop.value.code == 0
+    theirs = simulated(small("digits", "avg-t"))
+    assert distance(theirs.model, read_tensors(tmp_path / "model.safetensors")[0]) == 0
+    assert distance(theirs.scaler.params, Scaler.load(tmp_path / "scaler.safetensors").params) == 0
+    states = list((tmp_path / "flower" / "state").iterdir())  # logits and labels: for nobody else
+    modes = [path.stat().st_mode & 0o777 for path in (*states, states[0].parent)]
+    assert modes == [0o600, 0o600, 0o700]
+    assert not list(tmp_path.rglob("*.key")) and not (tmp_path / "flower" / "keys").exists()
+    assert not kills.left_over(tmp_path, set())
 
 
 def test_digits_equal_to_the_simulator_and_closed_to_strangers(tmp_path):
@@ -150,9 +182,6 @@ def test_digits_equal_to_the_simulator_and_closed_to_strangers(tmp_path):
         modes = {path.stat().st_mode & 0o777 for path in plan.keys.iterdir()}
         assert modes == {0o600} and plan.keys.stat().st_mode & 0o777 == 0o700
         check_runs(processes, plan, "digits")
-        states = list((plan.flower / "state").iterdir())  # logits and labels
-        assert len(states) == 2 and {path.stat().st_mode & 0o777 for path in states} == {0o600}
-        assert (plan.flower / "state").stat().st_mode & 0o777 == 0o700
         for stranger in strangers:
             assert processes.running[stranger].poll() not in (None, 0)
             assert REFUSED in (plan.flower / "logs" / f"{stranger}.log").read_text()

@@ -93,8 +93,9 @@ class Processes:
 
     def stop(self, name: str) -> None:
         """End one process and what it started: by SIGTERM, then by SIGKILL."""
-        process = self.running.pop(name, None)
-        for how, patience in ((signal.SIGTERM, keeper.PATIENCE), (signal.SIGKILL, 5.0)) if process else ():
+        if (process := self.running.pop(name, None)) is None:
+            return
+        for how, patience in ((signal.SIGTERM, keeper.PATIENCE), (signal.SIGKILL, 5.0)):
             _signal(process, how)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(patience)

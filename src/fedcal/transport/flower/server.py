@@ -225,7 +225,7 @@ class Nodes:
                 if node not in by_node:
                     self.blame(node, f"no reply within {timeout:.0f} s")
                 elif by_node[node].has_error():
-                    self.blame(node, f"error: {plain(by_node[node].error.reason)}")
+                    self.blame(node, plain(f"error: {by_node[node].error.reason}"))
                 else:
                     found[node] = take_out(by_node[node].content)
                     cost["up"] += size(found[node].values())

@@ -313,7 +313,7 @@ class CalibratedStrategy(Strategy):
                 self._back[node] = self._round + 1 + self._silences[node]
                 self.nodes.blame(node, "no reply in time")
             elif replies[node].has_error():
-                self.nodes.blame(node, f"error: {plain(replies[node].error.reason)}")
+                self.nodes.blame(node, plain(f"error: {replies[node].error.reason}"))
 
     def _wait(self, grid: Grid, wanted: int) -> list[int]:
         """The nodes that are there, once they are as many as wanted or patience is over; at least one."""
