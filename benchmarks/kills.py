@@ -1,6 +1,6 @@
 """Kill `fedcal federate`, `run` and `server` at random moments; then look for what is left, go on, and compare bytes.
 
-    python benchmarks/kills.py FOLDER [TIMES [SEED]]
+    python benchmarks/kills.py FOLDER [TIMES [SEED [server | run | federate]]]
 
 Each line is one kill: which command, how, after how many seconds. Signals are SIGKILL, SIGTERM, SIGHUP, and SIGINT twice
 (Ctrl-C, and again a second later). After each there must be no process that knows the folder, no port held, no key and no
@@ -29,7 +29,7 @@ from fedcal.transport.files import read_request, reply
 WAYS = {"KILL": [signal.SIGKILL], "TERM": [signal.SIGTERM], "HUP": [signal.SIGHUP], "INT twice": [signal.SIGINT] * 2}
 TIDY = 20.0  # seconds until nothing may be left
 SCRIPT = "import sys; from fedcal.cli.entry import main; main(sys.argv[1:])"
-FEDERATE = "--data digits --clients 2 --model logistic --rounds 2 --method fed-ts --timeout 300 --quiet"
+FEDERATE = "--data digits --clients 2 --model logistic --rounds 1 --method fedcal:rounds=2 --timeout 300 --quiet"
 RUN = "--data digits --limit 500 --clients 4 --rounds 6 --model mlp --method uncal --method fedcal-plus --quiet"
 OUTCOME = ("model.safetensors", "results.json", "report.html", "scaler.safetensors", "scalers/fedcal-plus.safetensors")
 
@@ -182,7 +182,8 @@ def of_server(folder: Path, times: int, rng: random.Random, say: Say, method: st
 
 
 def main() -> None:
-    folder, times, seed = Path(sys.argv[1]).absolute(), *(int(word) for word in [*sys.argv[2:], "20", "0"][:2])
+    given = dict(enumerate(sys.argv))
+    folder, times, seed, only = Path(given[1]).absolute(), int(given.get(2, 20)), int(given.get(3, 0)), given.get(4)
     folder.mkdir(parents=True)
     rng = random.Random(seed)
 
@@ -190,9 +191,13 @@ def main() -> None:
         print(words, flush=True)
 
     say(f"seed {seed}")
-    of_server(folder, times // 4, rng, say)
-    of_command("run", RUN, folder, times // 4, rng, say)
-    of_command("federate", FEDERATE, folder, times - 2 * (times // 4), rng, say)
+    shares = {"server": times // 4, "run": times // 4, "federate": times - 2 * (times // 4)}
+    shares = {only: times} if only else shares
+    for kind, share in shares.items():
+        if kind == "server":
+            of_server(folder, share, rng, say)
+        else:
+            of_command(kind, {"run": RUN, "federate": FEDERATE}[kind], folder, share, rng, say)
 
 
 if __name__ == "__main__":

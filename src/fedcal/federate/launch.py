@@ -51,7 +51,7 @@ def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool =
     flower_version()
     config = config.resolve()
     about = DATASETS[config.data]
-    # A strategy is made to hear what is wrong with the options before anything is started.
+    # Making a strategy checks the options, before anything is started.
     CalibratedStrategy(FedAvg(), spec_of_run(config), n_classes=len(about.classes), **options)
     if options.get("timeout", 1) <= 0:
         raise FedCalError(f"timeout must be above 0, not {options['timeout']}")
