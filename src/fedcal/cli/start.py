@@ -13,6 +13,9 @@ import typer
 from fedcal.errors import FedCalError
 
 
+INTERRUPTED = 130  # the exit status of a command that the user stopped: 128 and SIGINT's number
+
+
 class Stopped(Exception):
     """The user has stopped a command. The message says what is kept, and how to go on."""
 
@@ -37,11 +40,13 @@ def start(app: typer.Typer, name: str, arguments: list[str] | None, kept: str) -
     """
     try:
         code = app(args=arguments, prog_name=name, standalone_mode=False)
+        if code == INTERRUPTED:  # typer's way to say so
+            raise KeyboardInterrupt
     except FedCalError as error:
         _stop(name, str(error), 2)
     except (KeyboardInterrupt, typer.Abort, Stopped) as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever presses it twice has said it already
-        _stop(name, f"stopped; {stop if isinstance(stop, Stopped) else kept}", 130)
+        _stop(name, f"stopped; {stop if isinstance(stop, Stopped) else kept}", INTERRUPTED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _stop(name, f"{where}{error.strerror or error}; check that path, or choose another", 2)
