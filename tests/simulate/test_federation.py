@@ -141,6 +141,28 @@ def test_latest_words_survive_a_checkpoint(tmp_path):
     assert fedcal.run(config, tmp_path / "run", resume=True) == fedcal.run(config)
 
 
+@pytest.mark.parametrize("options", [{"model": "mlp"}, {"model": "cnn", "engine": "reference"}])
+def test_resumed_with_other_threads_gives_the_same_bytes(tmp_path, options):
+    config = fedcal.Config(
+        data="digits", limit=200, clients=2, rounds=2, epochs=1, method=("fed-ts",), threads=1, **options
+    )
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    before = torch.get_num_threads()
+    try:
+        whole = fedcal.run(config, tmp_path / "whole")
+        with pytest.raises(KeyboardInterrupt):
+            fedcal.run(config, tmp_path / "run", on_round=stop)
+        assert fedcal.run(replace(config, threads=3), tmp_path / "run", resume=True) == whole
+    finally:
+        torch.set_num_threads(before)
+    for name in ("model.safetensors", "scalers/fed-ts.safetensors", "report.html"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
 KILLS = 20 if os.environ.get("CI") else 6
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import shlex
+import sys
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +19,7 @@ from fedcal import __version__
 from fedcal.cli import exchange as cli_exchange
 from fedcal.cli import federate as cli_federate
 from fedcal.cli import logits as cli_files
-from fedcal.cli.start import safe, start
+from fedcal.cli.start import safe, start, when_stopped
 from fedcal.errors import FedCalError
 from fedcal.methods import Method
 from fedcal.simulate.config import Config
@@ -74,7 +76,8 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
     else:
         config = Config(**options)
     folder = out_dir or _next_folder(config)
-    with RunProgress(out, config.rounds, quiet) as progress:
+    kept = f"finished rounds are kept in {folder}: go on with `fedcal run --resume --out {shlex.quote(str(folder))}`"
+    with when_stopped(kept), RunProgress(out, config.rounds, quiet) as progress:
         results = run(
             config,
             folder,
@@ -282,6 +285,14 @@ def version_option(
         raise typer.Exit
 
 
+KEPT = {  # what is kept where the user stops a command, and how to go on; `run` and `federate` say it themselves
+    "server": "a round is taken whole or not at all: `fedcal server status DIR` says where it stands",
+    "client": "the same command gives the same file",
+    "data": "files that are whole are kept, and the same command fetches the rest",
+}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: bad input ends in one line on stderr and exit 2, never in a traceback."""
-    start(app, "fedcal", arguments, when_stopped="stopped; a run goes on with --resume")
+    words = sys.argv[1:] if arguments is None else arguments
+    start(app, "fedcal", arguments, kept=KEPT.get(words[0] if words else "", "nothing was written"))

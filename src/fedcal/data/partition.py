@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import rel_entr
 from torch import Tensor
 
 from fedcal.base.seeds import numpy_rng
@@ -122,6 +121,7 @@ def skew(clients: list[Client], n_classes: int) -> Skew:
         clients: all of them.
         n_classes: the number of classes.
     """
+    from scipy.special import rel_entr
 
     def counts(labels: list[Tensor]) -> Tensor:
         return torch.stack([y.bincount(minlength=n_classes) for y in labels])

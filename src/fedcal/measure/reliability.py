@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from fedcal.base.bins import equal_mass
@@ -151,6 +150,8 @@ class Reliability:
         Returns:
             The lower and the upper end for each bin, NaN where it is empty.
         """
+        from scipy.stats import binom
+
         tail, n = _tail(level), np.where(self.count > 0, self.count, np.nan)
         p = np.clip(self._filled_confidence(), 0.0, 1.0)
         return binom.ppf(tail, self.count, p) / n, binom.ppf(1 - tail, self.count, p) / n

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from fedcal.base.logits import Params
 from fedcal.errors import FedCalError
@@ -27,6 +26,8 @@ def match(params: Params, to: Params) -> Perms:
     Returns:
         The permutation of each hidden layer of `params`, for `permute`.
     """
+    from scipy.optimize import linear_sum_assignment
+
     depth = _check(params, to)
     mine = {name: value.detach().double().numpy() for name, value in params.items()}
     theirs = {name: value.detach().double().numpy() for name, value in to.items()}

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from fedcal.base.checks import as_logits, check_kind, check_labels
@@ -24,10 +23,8 @@ from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params
 from fedcal.base.store import nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
-from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.measure.views import Measured
 from fedcal.protocol import Client, Plan, Privacy, Request
 from fedcal.protocol.checks import check_n_classes, check_no_samples_leave
 from fedcal.protocol.valid import check_client_state
@@ -40,13 +37,17 @@ from fedcal.transport.flower.records import (
     VIEWS,
     Records,
     data_of,
-    pack_measured,
     record_of,
     take_out,
     unpack_scaler,
 )
 
+if TYPE_CHECKING:
+    from fedcal.data.samples import Samples
+
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
+ClientAppCallable = Callable[[Message, Context], Message]  # as in Flower's typing module, which moved
+Mod = Callable[[Message, Context, ClientAppCallable], Message]
 STATE = "fedcal.state"  # in the node's context
 
 
@@ -190,6 +191,9 @@ class Node:
     @one_thread()
     def _measure(self) -> ConfigRecord:
         """Make the personal scaler, which stays here, and sums that measure the views."""
+        from fedcal.measure.views import Measured
+        from fedcal.transport.flower.measured import pack_measured
+
         plan, scaler = unpack_scaler(self.data)
         client = self._client(plan, self._frozen(plan))
         personal = client.personalize(scaler)
