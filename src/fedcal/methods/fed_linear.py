@@ -18,18 +18,23 @@ from fedcal.exact.linear import FAMILIES, apply_linear, centre
 from fedcal.exact.prepared import ALL
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import FITTING, TOWARDS, fit_linear, start
-from fedcal.methods.method import Additive, option
+from fedcal.methods.method import DESCENT, Additive, Stage, option
 
 
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
-    may_ask = (queries.Start, queries.LinearSums, queries.MatrixBlocks)
 
     name: str = "fed-bias"
     summary: str = "temperature and class bias, exactly, from sums"
     family: Literal["bias", "vector", "matrix"] = option("bias", "What is fitted beside the temperature.")
     ridge: float = option(0.1, "Pull towards no bias; of vector and matrix, towards the bias fit.", low=0)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
+        fits = [Stage(queries.LinearSums, DESCENT, {"family": name}) for name in dict.fromkeys(("bias", self.family))]
+        blocks = [Stage(queries.MatrixBlocks)] if self.family == "matrix" else []
+        return (Stage(queries.Start), fits[0], *blocks, *fits[1:])
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

@@ -152,8 +152,8 @@ def check_request(request: Request, method: Method) -> None:
         FedCalError: which says what is wrong with it.
     """
     whole = request.query
-    for query in (*whole.queries, whole) if isinstance(whole, Several) else (whole,):
-        if type(query) not in method.may_ask or (isinstance(query, Several) and query is not whole):
+    for query in whole.queries if isinstance(whole, Several) else (whole,):
+        if type(query) not in method.may_ask:
             kind = type(query).__name__
             raise FedCalError(
                 f"the server asks for {kind}, which {method.name} never does: do not reply to this server"

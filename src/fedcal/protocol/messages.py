@@ -37,7 +37,7 @@ class Request:
     @cached_property
     def digest(self) -> str:
         """A fingerprint, which replies carry: a reply to another request is refused."""
-        whole = f"{self.federation} {self.round} {fingerprint(self.query)}"
+        whole = f"{self.federation} {self.round} {fingerprint(self.query)} {self.clipping or ''}".strip()
         return hashlib.blake2b(whole.encode(errors="replace"), digest_size=16).hexdigest()
 
 
