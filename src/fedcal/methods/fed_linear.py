@@ -18,7 +18,17 @@ from fedcal.exact.linear import FAMILIES, apply_linear, centre
 from fedcal.exact.prepared import ALL
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import FITTING, TOWARDS, fit_linear, start
-from fedcal.methods.method import DESCENT, Additive, Stage, option
+from fedcal.methods.method import DESCENT, NEWTON, Additive, Stage, option
+
+
+def fit_stages(family: str) -> tuple[Stage, ...]:
+    """What `fit_linear` asks: Hessians of a family with few parameters, else only parts of them, and in more rounds."""
+    newton = Stage(queries.LinearSums, NEWTON, {"family": family, "curvature": "full"})
+    if family == "temperature":
+        return (newton,)
+    parts = ("diagonal", "none") if family == "matrix" else ("diagonal",)
+    descent = (Stage(queries.LinearSums, DESCENT, {"family": family, "curvature": part}) for part in parts)
+    return (newton, *((Stage(queries.MatrixBlocks),) if family == "matrix" else ()), *descent)
 
 
 @dataclass(frozen=True)
@@ -32,9 +42,8 @@ class FedLinear(Additive):
 
     @property
     def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
-        fits = [Stage(queries.LinearSums, DESCENT, {"family": name}) for name in dict.fromkeys(("bias", self.family))]
-        blocks = [Stage(queries.MatrixBlocks)] if self.family == "matrix" else []
-        return (Stage(queries.Start), fits[0], *blocks, *fits[1:])
+        families = dict.fromkeys(("bias", self.family))
+        return (Stage(queries.Start), *(stage for family in families for stage in fit_stages(family)))
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

@@ -16,7 +16,7 @@ from fedcal.exact import maps, queries
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_beta, fit_linear, histogram, start
-from fedcal.methods.fed_linear import first_stage
+from fedcal.methods.fed_linear import first_stage, fit_stages
 from fedcal.methods.method import NEWTON, Additive, Stage, option
 
 
@@ -24,8 +24,7 @@ from fedcal.methods.method import NEWTON, Additive, Stage, option
 class FedMap(Additive):
     leaves = "sums of loss, gradient and Hessian; a histogram of confidences"
     stages = (
-        Stage(queries.Start), Stage(queries.LinearSums, NEWTON, {"family": "temperature"}),
-        Stage(queries.BetaSums, NEWTON), Stage(queries.Histogram),
+        Stage(queries.Start), *fit_stages("temperature"), Stage(queries.BetaSums, NEWTON), Stage(queries.Histogram),
     )  # fmt: skip
 
     name: str = "fed-beta"

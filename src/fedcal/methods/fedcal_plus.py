@@ -43,30 +43,23 @@ from fedcal.exact.stages import (
     paired,
     start,
 )
-from fedcal.methods.fed_linear import first_stage
-from fedcal.methods.method import DESCENT, NEWTON, Additive, Stage, Update, option
+from fedcal.methods.fed_linear import first_stage, fit_stages
+from fedcal.methods.method import NEWTON, Additive, Stage, Update, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
 N_CHOOSE = 50_000  # samples that are enough to choose on; what is chosen is fitted on all of them
 MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
 
 
-def _fit(family: str) -> tuple[Stage, ...]:
-    """A linear map's fit."""
-    times = NEWTON if family == "temperature" else DESCENT
-    blocks = (Stage(queries.MatrixBlocks),) if family == "matrix" else ()
-    return (*blocks, Stage(queries.LinearSums, times, {"family": family}))
-
-
 _CONFIDENCE = (Stage(queries.Histogram), Stage(queries.BetaSums, NEWTON))
 STAGES = (
     Stage(queries.Start, 2),
-    *_fit("temperature"),
+    *fit_stages("temperature"),
     # Each family's ridges, and the half decade between two of them; then the families against each other.
-    *(stage for name, ridges in RIDGES.items() for _ in (*ridges, 0) for stage in (*_fit(name), Stage(queries.Score))),
+    *(stage for name, ridges in RIDGES.items() for _ in (*ridges, 0) for stage in (*fit_stages(name), Stage(queries.Score))),
     Stage(queries.Score),
     # What was chosen, on all samples.
-    *(stage for name in ("bias", "vector", "matrix", "temperature") for stage in _fit(name)),
+    *(stage for name in ("bias", "vector", "matrix", "temperature") for stage in fit_stages(name)),
     *_CONFIDENCE,
     Stage(queries.CompareMaps),
     *_CONFIDENCE,

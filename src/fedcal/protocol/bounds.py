@@ -2,7 +2,7 @@
 
     Slope                       1/T within the search's own limits
     maps of logits              a scale times the size of the client's own logits, and every intercept, at most FURTHEST
-    Hessians                    only of families that are small enough for one to be sent
+    Hessians                    of families with few parameters, and of these only whole ones: as they are fitted
     temperatures to start from  within the limits of a fit
     all other numbers           at most FURTHEST, in units of the client's logits where these are small
 
@@ -27,6 +27,7 @@ from fedcal.exact.linear import centre, is_scale, n_parameters
 from fedcal.exact.prepared import FoldMap
 from fedcal.exact.queries import LinearSums, MatrixBlocks, Slope
 from fedcal.exact.temperature import T_MAX, T_MIN
+from fedcal.methods import Method
 from fedcal.methods.fit import FitScaler
 
 FURTHEST = 1e4  # a calibrated logit, for a logit of the client's usual size
@@ -38,6 +39,21 @@ def logit_size(logits: Tensor) -> float:
     """The root mean square of a client's row-centred logits."""
     squares = sum(float(centre(block).square().sum()) for block in logits.split(ROWS))
     return math.sqrt(squares / max(logits.numel(), 1))
+
+
+def sends_hessians(family: str, n_classes: int) -> bool:
+    """Whether a family has few enough parameters to be fitted by whole Hessians."""
+    return n_parameters(family, n_classes) <= stages.NEWTON_MAX
+
+
+def rounds_needed(method: Method, n_classes: int) -> int:
+    """The requests that the method's program makes at most, over so many classes."""
+    found = 0
+    for stage in method.stages:
+        curvature = stage.where.get("curvature")
+        if curvature is None or (curvature == "full") == sends_hessians(stage.where["family"], n_classes):
+            found += stage.times
+    return found
 
 
 def check_bounds(query: Query, size: float, n_classes: int) -> None:
@@ -58,9 +74,8 @@ def check_bounds(query: Query, size: float, n_classes: int) -> None:
         _require(largest <= FURTHEST * max(1.0, unit), f"a number of size {largest:.3g} in {name!r}")
     for part in _parts(query):
         if isinstance(part, LinearSums):
-            parameters = n_parameters(part.family, n_classes)
-            fits = part.curvature != "full" or parameters <= stages.NEWTON_MAX
-            _require(fits, f"a Hessian of {parameters} parameters")
+            fits = (part.curvature == "full") == sends_hessians(part.family, n_classes)
+            _require(fits, f"{part.curvature} second derivatives of {n_parameters(part.family, n_classes)} parameters")
         if isinstance(part, LinearSums | FoldMap):
             for t in part.at.values():
                 _check_map(part.family, t, unit, n_classes)

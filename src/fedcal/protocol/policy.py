@@ -22,6 +22,7 @@ from fedcal.base.query import Query, fingerprint
 from fedcal.errors import FedCalError, counted, unknown
 from fedcal.exact.queries import Several
 from fedcal.methods import Method, get_method, spec_of
+from fedcal.protocol.bounds import rounds_needed
 from fedcal.protocol.messages import Request
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
@@ -74,7 +75,8 @@ class Policy:
         methods: names of methods that it takes part in, or specs, where the options count too; empty: any method.
         allow_pooling: whether it takes part in methods that send the samples themselves.
         min_count: samples that a reply is about at least; a client of fewer says that it has none.
-        max_rounds: replies to a federation at most; if not given, as many as the method's program can ask for.
+        max_rounds: replies to a federation at most, also where a fit begins again; if not given, as many as one fit
+            can ask for.
         max_restarts: how often a fit may begin again, because other clients fell away.
         max_bins: confidence bins at most of the sums that measure a scaler.
         privacy: local differential privacy, in addition to all this.
@@ -194,8 +196,9 @@ class Policy:
         talk = self.check_federation(talk, request.federation, method, n_classes)
         if talk.last == request.digest:
             return talk
-        if self.max_rounds is not None and talk.replies >= self.max_rounds:
-            raise FedCalError(f"this site has replied in {counted(self.max_rounds, 'round')}: its policy allows no more")
+        most = rounds_needed(method, n_classes) if self.max_rounds is None else self.max_rounds
+        if talk.replies >= most:
+            raise FedCalError(f"this site has replied in {counted(most, 'round')}: its policy allows no more")
         talk = replace(talk, last=request.digest, replies=talk.replies + 1)
         queries = request.query.queries if isinstance(request.query, Several) else (request.query,)
         found = _follow(talk, method, queries)
