@@ -182,7 +182,9 @@ def _rows(samples: Prepared, share: float, folded: bool) -> tuple[Tensor, list[i
         logits, labels = samples.logits[first : first + count], samples.labels[first : first + count]
         mine = part(share, logits, labels) if share < 1 else torch.arange(count)
         rows.append(first + mine)
-        found.append(folds(logits, labels, samples.fewest)[mine] if folded and len(mine) else torch.zeros_like(mine).char())
+        found.append(
+            folds(logits, labels, samples.fewest)[mine] if folded and len(mine) else torch.zeros_like(mine).char()
+        )
         first += count
     fold = torch.cat(found)
     return torch.cat(rows)[fold.argsort(stable=True)], fold.bincount(minlength=FOLDS).tolist()

@@ -33,6 +33,8 @@ from fedcal.federate import app as app_package
 from fedcal.federate.keys import write_certificates, write_node_key
 from fedcal.federate.task import spec_of_run
 from fedcal.federate.warm import write_commands
+from fedcal.methods import get_method
+from fedcal.protocol import Policy
 from fedcal.simulate.config import Config
 from fedcal.simulate.runs import FILES
 from fedcal.transport.flower.strategy import CalibratedStrategy
@@ -63,6 +65,7 @@ class Plan:
     options: dict[str, Any]  # of the strategy
     database: bool = False  # nodes reconnect to a SuperLink that was killed; rounds take twice as long
     entrance: str = ""  # the address that nodes connect to, if it is not the SuperLink's
+    policy: Path | None = None  # a file of what nodes tell at most
 
     @property
     def flower(self) -> Path:
@@ -100,6 +103,7 @@ class Plan:
         about = (
             f'partition-id={number} num-partitions={len(self.names)} name="{self.names[number]}" fedcal-state="{state}"'
         )
+        about += f' fedcal-policy="{self.policy}"' if self.policy else ""
         command = [
             "flower-supernode", "--superlink", self.entrance or self.address,
             "--host", HOST, "--port", str(self.node_ports[number]), "--node-config", about,
@@ -127,7 +131,9 @@ class Plan:
         return {"FLWR_HOME": str(self.flower / "home"), **ENVIRONMENT}
 
 
-def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool = False) -> Plan:
+def plan(
+    config: Config, folder: Path, options: dict[str, Any], insecure: bool = False, policy: Path | None = None
+) -> Plan:
     """Plan a federation of the config's clients, on free ports. Nothing is written yet.
 
     Args:
@@ -135,6 +141,7 @@ def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool =
         folder: the run folder.
         options: of the strategy.
         insecure: neither TLS nor node keys.
+        policy: a file of what nodes tell at most.
 
     Returns:
         The plan.
@@ -144,6 +151,8 @@ def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool =
     """
     config = config.resolve()
     about = DATASETS[config.data]
+    if policy:
+        Policy.load(policy).check_method(get_method(spec_of_run(config)))
     CalibratedStrategy(
         FedAvg(), spec_of_run(config), n_classes=len(about.classes), **options
     )  # it says what is wrong with the options
@@ -157,7 +166,8 @@ def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool =
         count = config.clients or 20
         names = [f"client-{c:0{len(str(count - 1))}d}" for c in range(count)]
     port, *node_ports = free_ports(len(names) + 1)
-    return Plan(config, folder.absolute(), names, port, node_ports, insecure, options)
+    rules = policy.absolute() if policy else None
+    return Plan(config, folder.absolute(), names, port, node_ports, insecure, options, policy=rules)
 
 
 def free_ports(count: int) -> list[int]:

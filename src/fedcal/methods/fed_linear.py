@@ -22,13 +22,9 @@ from fedcal.methods.method import DESCENT, NEWTON, Additive, Stage, option
 
 
 def fit_stages(family: str) -> tuple[Stage, ...]:
-    """What `fit_linear` asks: Hessians of a family with few parameters, else only parts of them, and in more rounds."""
-    newton = Stage(queries.LinearSums, NEWTON, {"family": family, "curvature": "full"})
-    if family == "temperature":
-        return (newton,)
-    parts = ("diagonal", "none") if family == "matrix" else ("diagonal",)
-    descent = (Stage(queries.LinearSums, DESCENT, {"family": family, "curvature": part}) for part in parts)
-    return (newton, *((Stage(queries.MatrixBlocks),) if family == "matrix" else ()), *descent)
+    """What `fit_linear` asks."""
+    blocks = (Stage(queries.MatrixBlocks),) if family == "matrix" else ()
+    return (*blocks, Stage(queries.LinearSums, NEWTON, (family,), DESCENT))
 
 
 @dataclass(frozen=True)

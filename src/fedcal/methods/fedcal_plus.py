@@ -56,7 +56,12 @@ STAGES = (
     Stage(queries.Start, 2),
     *fit_stages("temperature"),
     # Each family's ridges, and the half decade between two of them; then the families against each other.
-    *(stage for name, ridges in RIDGES.items() for _ in (*ridges, 0) for stage in (*fit_stages(name), Stage(queries.Score))),
+    *(
+        stage
+        for name, ridges in RIDGES.items()
+        for _ in (*ridges, 0)
+        for stage in (*fit_stages(name), Stage(queries.Score))
+    ),
     Stage(queries.Score),
     # What was chosen, on all samples.
     *(stage for name in ("bias", "vector", "matrix", "temperature") for stage in fit_stages(name)),

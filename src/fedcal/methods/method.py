@@ -14,7 +14,7 @@ Params, memory and an update's content are flat dicts of tensors. Nothing here d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from fedcal.base.logits import Params
-from fedcal.base.query import Query
+from fedcal.base.query import Query, leaves
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Program
+from fedcal.exact.stages import curvature_of
 from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update
 
 Draw = Callable[[], torch.Generator]  # gives a random stream
@@ -46,11 +47,18 @@ class Stage:
 
     query: type[Query]
     times: int = 1
-    where: Mapping[str, Any] = field(default_factory=dict)  # fields that have these values, such as a map's family
+    families: tuple[str, ...] = ()  # of linear maps that it is about; empty: any
+    slowly: int = 0  # in place of `times`, where these families' Hessians are too large to be sent
 
     def takes(self, query: Query) -> bool:
         """Whether the query is of this kind."""
-        return type(query) is self.query and all(getattr(query, name) == value for name, value in self.where.items())
+        families = {leaf for name, leaf in leaves(query) if name.endswith("/family")}
+        return type(query) is self.query and (not self.families or families <= set(self.families))
+
+    def most(self, n_classes: int) -> int:
+        """The number of queries at most, over so many classes."""
+        slow = self.slowly and any(curvature_of(family, n_classes) != "full" for family in self.families)
+        return self.slowly if slow else self.times
 
 
 @dataclass(frozen=True)

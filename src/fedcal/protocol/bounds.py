@@ -2,7 +2,7 @@
 
     Slope                       1/T within the search's own limits
     maps of logits              a scale times the size of the client's own logits, and every intercept, at most FURTHEST
-    Hessians                    of families with few parameters, and of these only whole ones: as they are fitted
+    Hessians                    only of families that are small enough for one to be sent
     temperatures to start from  within the limits of a fit
     all other numbers           at most FURTHEST, in units of the client's logits where these are small
 
@@ -22,15 +22,14 @@ from torch import Tensor
 
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
-from fedcal.exact import stages
-from fedcal.exact.linear import centre, is_scale, n_parameters
-from fedcal.exact.prepared import FoldMap
-from fedcal.exact.queries import LinearSums, MatrixBlocks, Slope
+from fedcal.exact.linear import FAMILIES, centre, is_scale, n_parameters
+from fedcal.exact.queries import MatrixBlocks, Slope
+from fedcal.exact.stages import curvature_of
 from fedcal.exact.temperature import T_MAX, T_MIN
-from fedcal.methods import Method
 from fedcal.methods.fit import FitScaler
 
 FURTHEST = 1e4  # a calibrated logit, for a logit of the client's usual size
+MOST_MAPS = 128  # in one request
 ROUNDING = 1 + 1e-9
 ROWS = 1 << 14
 
@@ -39,21 +38,6 @@ def logit_size(logits: Tensor) -> float:
     """The root mean square of a client's row-centred logits."""
     squares = sum(float(centre(block).square().sum()) for block in logits.split(ROWS))
     return math.sqrt(squares / max(logits.numel(), 1))
-
-
-def sends_hessians(family: str, n_classes: int) -> bool:
-    """Whether a family has few enough parameters to be fitted by whole Hessians."""
-    return n_parameters(family, n_classes) <= stages.NEWTON_MAX
-
-
-def rounds_needed(method: Method, n_classes: int) -> int:
-    """The requests that the method's program makes at most, over so many classes."""
-    found = 0
-    for stage in method.stages:
-        curvature = stage.where.get("curvature")
-        if curvature is None or (curvature == "full") == sends_hessians(stage.where["family"], n_classes):
-            found += stage.times
-    return found
 
 
 def check_bounds(query: Query, size: float, n_classes: int) -> None:
@@ -72,13 +56,16 @@ def check_bounds(query: Query, size: float, n_classes: int) -> None:
         largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
         largest = abs(leaf) if isinstance(leaf, float) else largest
         _require(largest <= FURTHEST * max(1.0, unit), f"a number of size {largest:.3g} in {name!r}")
+    maps = 0
     for part in _parts(query):
-        if isinstance(part, LinearSums):
-            fits = (part.curvature == "full") == sends_hessians(part.family, n_classes)
-            _require(fits, f"{part.curvature} second derivatives of {n_parameters(part.family, n_classes)} parameters")
-        if isinstance(part, LinearSums | FoldMap):
-            for t in part.at.values():
-                _check_map(part.family, t, unit, n_classes)
+        family, at = getattr(part, "family", None), getattr(part, "at", None)
+        if family is not None and at is not None:
+            points = list(at.values() if isinstance(at, dict) else at)
+            maps += len(points)
+            for t in points:
+                _check_map(family, t, unit, n_classes)
+            whole = getattr(part, "curvature", None) == "full"
+            _require(not whole or curvature_of(family, n_classes) == "full", f"a Hessian of a {family} map")
         elif isinstance(part, MatrixBlocks):
             _check_map("vector", part.vector, unit, n_classes)
         elif isinstance(part, Slope):
@@ -87,9 +74,11 @@ def check_bounds(query: Query, size: float, n_classes: int) -> None:
             for name in ("temperature", "temperatures"):
                 for value in part.params.get(name, torch.ones(1)).flatten().tolist():
                     _require(_within(value, T_MIN, T_MAX), f"a temperature of {value:g}")
+    _require(maps <= MOST_MAPS, f"{maps} maps at once")
 
 
 def _check_map(family: str, t: Tensor, unit: float, n_classes: int) -> None:
+    _require(family in FAMILIES, f"{family!r}, a family")
     _require(t.shape == (n_parameters(family, n_classes),), f"{family} parameters of shape {tuple(t.shape)}")
     most = torch.where(is_scale(family, n_classes), FURTHEST * unit, FURTHEST)
     _require(bool((t.abs() <= most).all()), f"a {family} map that makes logits larger than {FURTHEST:g}")

@@ -109,8 +109,8 @@ def check_bytes(client: str, size: int, like: Params) -> None:
 def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, Known]) -> dict[str, str]:
     """Find replies that are far larger than the others', with the reason.
 
-    A sum is measured per sample, a scaler as it is. A sum may be 0 at an honest client, where the model is sure and right: it
-    must be far from the largest of the others'. Clients that have declared their squared logits are left alone: their sums
+    The number of samples is a weight where scalers are averaged. A sum is measured per sample, a scaler as it is. A sum may
+    be 0 at an honest client, where the model is sure and right: it must be far from the largest of the others'. Clients that have declared their squared logits are left alone: their sums
     are within what these allow, and these were compared.
 
     Args:
@@ -124,7 +124,12 @@ def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, K
     spoke = {name: reply for name, reply in replies.items() if reply.content}
     sizes = {name: _largest(reply.content) / (reply.n if additive else 1) for name, reply in spoke.items()}
     declared = {name for name, of in known.items() if of.squares is not None}
-    return {
+    many = {
+        name: f"{name} declares {spoke[name].n} samples, the others at most {others:g}"
+        for name, others in of_others({name: float(reply.n) for name, reply in spoke.items()}, max).items()
+        if not additive and spoke[name].n > FAR * max(1.0, others)
+    }
+    return many | {
         name: f"{name}'s reply reaches {sizes[name]:.3g}, the others' about {others:.3g}"
         for name, others in of_others(sizes, max if additive else statistics.median).items()
         if name not in declared and sizes[name] > FAR * max(1.0, others)
@@ -178,16 +183,6 @@ def check_n_classes(client: str, n_classes: int, plan: Plan) -> None:
     """
     if n_classes != plan.n_classes:
         raise FedCalError(f"{client}: {n_classes} classes, where the federation has {plan.n_classes}")
-
-
-def check_no_samples_leave(method: Method) -> None:
-    """Refuse a method whose replies are the samples themselves, between a server and clients that are strangers.
-
-    Raises:
-        FedCalError: which says what to do.
-    """
-    if method.needs_pooled_data:
-        raise FedCalError(f"{method.name} sends every logit and label: use `fedcal calibrate` where all of them are")
 
 
 def check_client_name(name: str) -> str:

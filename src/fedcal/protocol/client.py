@@ -62,9 +62,7 @@ class Client:
         client._prepare(method, samples, privacy, policy)
         return client
 
-    def _prepare(
-        self, method: str | Method, samples: Prepared, privacy: Privacy | None, policy: Policy | None
-    ) -> None:
+    def _prepare(self, method: str | Method, samples: Prepared, privacy: Privacy | None, policy: Policy | None) -> None:
         self.method = get_method(method) if isinstance(method, str) else method
         self.samples, self.policy = samples, policy
         self.privacy = privacy or (policy.privacy if policy else None)

@@ -10,7 +10,7 @@
     CountsLikelihood       a log-likelihood ≤ 0
     StrengthWeights        weights in [0, 1] that add up to 1, of one client
     NetGradient            n + stop_n samples in all; stop_loss ≥ 0
-    FitScaler              temperatures > 0
+    FitScaler              temperatures within the limits of a fit
 
 Sums are rounded, so each condition has a tolerance: RELATIVE to the largest value that the sum's terms could have. For
 Hessians that follows from the client's squared logits, which it declared in the first round.
@@ -35,6 +35,7 @@ from fedcal.base.store import unnest
 from fedcal.errors import FedCalError
 from fedcal.exact import queries
 from fedcal.exact.linear import is_scale
+from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
 
@@ -276,7 +277,9 @@ def _net(claim: Claim) -> None:
 
 def _temperature(claim: Claim) -> None:
     if "temperature" in claim.content:
-        claim.require(claim.content["temperature"] > 0, "temperature", "is not above 0")
+        t = float(claim.content["temperature"])
+        within = T_MIN / (1 + RELATIVE) <= t <= T_MAX * (1 + RELATIVE)
+        claim.require(within, "temperature", f"is {t:g}, where a fit gives {T_MIN:g} to {T_MAX:g}")
 
 
 CHECKS: dict[type[Query], Callable[[Claim], None]] = {

@@ -22,7 +22,6 @@ from fedcal.base.query import Query, fingerprint
 from fedcal.errors import FedCalError, counted, unknown
 from fedcal.exact.queries import Several
 from fedcal.methods import Method, get_method, spec_of
-from fedcal.protocol.bounds import rounds_needed
 from fedcal.protocol.messages import Request
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
@@ -196,7 +195,8 @@ class Policy:
         talk = self.check_federation(talk, request.federation, method, n_classes)
         if talk.last == request.digest:
             return talk
-        most = rounds_needed(method, n_classes) if self.max_rounds is None else self.max_rounds
+        needed = sum(stage.most(n_classes) for stage in method.stages)
+        most = needed if self.max_rounds is None else self.max_rounds
         if talk.replies >= most:
             raise FedCalError(f"this site has replied in {counted(most, 'round')}: its policy allows no more")
         talk = replace(talk, last=request.digest, replies=talk.replies + 1)
@@ -238,7 +238,7 @@ def _follow(talk: Talk, method: Method, queries: tuple[Query, ...]) -> Talk | No
     used, places = [*talk.used, *[0] * (len(stages) - len(talk.used))], list[int]()
     for query in queries:
         for place in range(talk.stage, len(stages)):
-            if used[place] < stages[place].times and stages[place].takes(query):
+            if used[place] < stages[place].most(talk.n_classes) and stages[place].takes(query):
                 used[place] += 1
                 places.append(place)
                 break

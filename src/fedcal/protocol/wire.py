@@ -30,6 +30,7 @@ TYPES: dict[str, type] = {
 }
 MOST = 10**9  # rounds, classes
 DEEPEST = 8  # levels within a query: ours have four
+FEW, WORD = 32, 64  # remarks in a reply, and characters of each one's name
 
 Header = dict[str, Any]
 
@@ -167,6 +168,7 @@ def _check_schema(header: Header) -> None:
 def _numbers(client: str, notes: Any) -> dict[str, float]:
     if not isinstance(notes, dict) or not all(type(value) in (int, float) for value in notes.values()):
         raise FedCalError(f"{client}'s notes are not numbers")
+    _check_few(client, notes)
     return {name: float(value) for name, value in notes.items() if abs(value) < 1e12}  # NaN is left out too
 
 
@@ -175,7 +177,16 @@ def _privacy(client: str, header: Header) -> dict[str, Any]:
     told = header.get("privacy", {})
     if not isinstance(told, dict) or (told and (type(told.get("left")) is not int or abs(told["left"]) > 10**9)):
         raise FedCalError(f"{client} does not say how many private replies it has left")
+    if not all(type(value) in (str, int, float) for value in told.values()):
+        raise FedCalError(f"{client} says of its privacy what is neither a number nor a word")
+    _check_few(client, told, *(value for value in told.values() if isinstance(value, str)))
     return told
+
+
+def _check_few(client: str, table: dict[str, Any], *words: str) -> None:
+    """Refuse a table that is no remark but a load: it is kept, and shown in reports."""
+    if len(table) > FEW or any(len(word) > WORD or not word.isprintable() for word in (*table, *words)):
+        raise FedCalError(f"{client}'s remarks are too many, or too long")
 
 
 # --- queries -------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, unknown
 from fedcal.exact.prepared import Prepared
 from fedcal.methods import Method
-from fedcal.protocol import Client, LostState, Plan, Request, Scaler
-from fedcal.protocol.checks import check_client_name, check_n_classes, check_no_samples_leave
+from fedcal.protocol import Client, LostState, Plan, Policy, Request, Scaler
+from fedcal.protocol.checks import check_client_name, check_n_classes
 from fedcal.protocol.wire import asked_clients, pack_reply, unpack_request
 
 
@@ -34,19 +34,24 @@ def read_request(path: Path) -> tuple[Plan, Request, list[str]]:
         The federation's plan, the request, and the sites that are asked.
 
     Raises:
-        FedCalError: where the file is not a request, or one that no site should reply to.
+        FedCalError: where the file is not a request.
     """
     data = read_bytes(path)
     try:
         plan, request = unpack_request(data)
-        check_no_samples_leave(plan.method)
         return plan, request, asked_clients(data)
     except FedCalError as error:
         raise FedCalError(f"{path}: {error}") from None
 
 
 def reply(
-    request: Path, samples: tuple[Tensor, Tensor], site: str, state: Path, out: Path | None = None, probs: bool = False
+    request: Path,
+    samples: tuple[Tensor, Tensor],
+    site: str,
+    state: Path,
+    out: Path | None = None,
+    probs: bool = False,
+    policy: Policy | None = None,
 ) -> Path:
     """Write a site's reply to a request, and its state. A request that is replied to twice gives the same bytes.
 
@@ -57,6 +62,7 @@ def reply(
         state: what it keeps from one reply to the next; this file never leaves the site.
         out: the reply; SITE-NNNN.safetensors beside the request if not given.
         probs: whether the site's file held probabilities.
+        policy: what the site tells at most; `Policy()` if not given.
 
     Returns:
         The path of the reply.
@@ -69,7 +75,9 @@ def reply(
     if site not in sites:
         raise FedCalError(f"{unknown('site', site, sites)} (this federation's; say which one with --name)")
     check_n_classes(site, samples[0].shape[1], plan)
-    client = _client(plan.method, samples, site, state)
+    rules = policy or Policy()
+    rules.check_method(plan.method)
+    client = _client(plan.method, samples, site, state, rules)
     if asked.round > 1 and client.federation not in ("", plan.federation):
         raise LostState(f"{state} is of another federation: give the --state of this one")
     client.probs = probs
@@ -117,9 +125,11 @@ def finish(
     return state.exists()
 
 
-def _client(method: Method, samples: tuple[Tensor, Tensor], site: str, state: Path) -> Client:
+def _client(
+    method: Method, samples: tuple[Tensor, Tensor], site: str, state: Path, policy: Policy | None = None
+) -> Client:
     """The site's client, in the state in which it was last."""
-    client = Client.of(method, Prepared(lambda: samples))
+    client = Client.of(method, Prepared(lambda: samples), policy=policy)
     if state.exists():
         tensors, about = read_tensors(state)
         if about.get("site") != site:

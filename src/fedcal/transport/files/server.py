@@ -16,7 +16,7 @@ from fedcal.data.samples import name_columns
 from fedcal.errors import FedCalError, counted, unknown
 from fedcal.methods import get_method
 from fedcal.protocol import Reply, Scaler, Server
-from fedcal.protocol.checks import check_bytes, check_client_name, check_no_samples_leave
+from fedcal.protocol.checks import check_bytes, check_client_name
 from fedcal.protocol.wire import pack_request, plan_from_json, plan_to_json, unpack_reply
 from fedcal.transport.files.client import read_bytes
 from fedcal.transport.journal import Journal
@@ -66,7 +66,6 @@ def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[s
         FedCalError: where an argument is not as it should be, or the folder holds a federation.
     """
     chosen = get_method(method)
-    check_no_samples_leave(chosen)
     n_classes = check_whole(len(classes) if isinstance(classes, list) else classes, "classes", low=2)
     labels = name_columns(check_classes(classes, n_classes)) if isinstance(classes, list) else ()
     if not chosen.rounds:
