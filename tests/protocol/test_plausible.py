@@ -280,7 +280,7 @@ DAMAGES: list[Damage] = [
         ("stop_n", times(-1), "negative count"),
         ("stop_loss", times(-1), "is negative"),
     ),
-    *of(FitScaler, ("temperature", times(-1), "not above 0"), ("temperature", times(0), "not above 0")),
+    *of(FitScaler, ("temperature", times(-1), "a fit gives 0.05 to 20"), ("temperature", times(0), "is 0,")),
 ]
 
 

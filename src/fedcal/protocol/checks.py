@@ -25,6 +25,7 @@ from fedcal.protocol.plausible import Claim, check_plausible, check_size, parts
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
 HEADER = 1 << 20  # bytes that a message may be larger than its tensors
+SAMPLES = 1 << 30  # bytes of a client's samples at most, where a method sends them
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,19 @@ def example_reply(method: Method, n_classes: int, query: Query) -> Params:
     return method.reply(about_all, Prepared(lambda: (logits, labels)), {}).content
 
 
-def check_bytes(client: str, size: int, like: Params) -> None:
+def check_bytes(client: str, size: int, like: Params, pooled: bool = False) -> None:
     """Refuse a message that is larger than a reply can be, before it is read.
+
+    Args:
+        client: whose it is.
+        size: of the message.
+        like: a reply's tensors (`example_reply`).
+        pooled: whether the method's replies are samples, as many as there are.
 
     Raises:
         FedCalError: which says how large it may be.
     """
-    most = n_bytes(like) + HEADER
+    most = SAMPLES if pooled else n_bytes(like) + HEADER
     if size > most:
         raise FedCalError(f"{client}: {size} bytes, where a reply has at most {most}: not a reply of this round")
 
@@ -110,8 +117,8 @@ def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, K
     """Find replies that are far larger than the others', with the reason.
 
     The number of samples is a weight where scalers are averaged. A sum is measured per sample, a scaler as it is. A sum may
-    be 0 at an honest client, where the model is sure and right: it must be far from the largest of the others'. Clients that have declared their squared logits are left alone: their sums
-    are within what these allow, and these were compared.
+    be 0 at an honest client, where the model is sure and right: it must be far from the largest of the others'. Clients that
+    have declared their squared logits are left alone: their sums are within what these allow, and these were compared.
 
     Args:
         replies: by client.

@@ -182,7 +182,7 @@ class Policy:
             if (pinned := getattr(talk, name)) != value:
                 raise FedCalError(
                     f"this site has joined {name} {pinned!r}, and the request is of {value!r}: "
-                    "do not reply, or begin with a new state if you want to join that one as well"
+                    "do not reply, or begin with a new state to join that one (--state; a node's fedcal-state)"
                 )
         return replace(talk, **now)
 
