@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ class Attacker:
         return self.client.reply(Request(FEDERATION, self.questions, query), check=self.check)
 
 
-# --- 1: the samples themselves -----------------------------------------------------------------------------------------------
+# --- 1: the samples themselves ----------------------------------------------------------------------------------------
 
 
 def test_attack_1_a_request_for_every_logit_and_label() -> None:
@@ -50,13 +51,13 @@ def test_attack_1_a_request_for_every_logit_and_label() -> None:
     stolen = Attacker(Client("val-ts", logits, labels), check=True).ask(query).content
     assert torch.equal(stolen["logits"], logits) and torch.equal(stolen["labels"], labels)
 
-    with pytest.raises(FedCalError, match="val-ts sends every logit and label: refused, unless .* --allow-pooling"):
+    with pytest.raises(FedCalError, match=r"val-ts sends every logit and label: refused, unless .* --allow-pooling"):
         Attacker(Client("val-ts", logits, labels, policy=Policy()), check=True).ask(query)
     allowed = Client("val-ts", logits, labels, policy=Policy(allow_pooling=True))
     assert torch.equal(Attacker(allowed, check=True).ask(query).content["logits"], logits)
 
 
-# --- 2: a knife -----------------------------------------------------------------------------------------------------------------
+# --- 2: a knife -------------------------------------------------------------------------------------------------------
 
 
 class Knife:
@@ -79,10 +80,8 @@ class Knife:
 
     def run(self, low: float, high: float) -> list[Tensor]:
         """Halve the stretch until there is one sample in each part, or the questions are used up."""
-        try:
+        with contextlib.suppress(StopIteration):
             self._cut(low, self.beyond(low), high, self.beyond(high), 40)
-        except StopIteration:
-            pass
         return self.found
 
     def _cut(self, low: float, above_low: Tensor, high: float, above_high: Tensor, depth: int) -> None:
@@ -127,7 +126,7 @@ def test_attack_2_gradients_at_parameters_of_the_servers_choice() -> None:
 
 
 def test_attack_2_within_the_stages() -> None:
-    """What remains, where the method is one of matrices: as many questions as one fit may need, and no sharper knives."""
+    """What remains, where the method is one of matrices: as many questions as four beginnings have, and no sharper knife."""
     logits, labels = samples(200)
     client = Client("fed-matrix", logits, labels, policy=Policy())
     server = Attacker(client, check=True)
@@ -135,10 +134,10 @@ def test_attack_2_within_the_stages() -> None:
         Knife(gradient_of(server), 1e7, 1000).run(-15, 15)
     server.questions = 0
     knife = Knife(gradient_of(server), 3e3, 1000)
-    with pytest.raises(FedCalError, match="has replied in 122 rounds: its policy allows no more"):
+    with pytest.raises(FedCalError, match="more often than it needs"):
         knife.run(-3.3, 3.3)
-    assert server.questions == 123 and stolen(knife.found, logits) <= 20  # of 200; without a policy all of them
-    with pytest.raises(FedCalError, match="its policy allows no more"):
+    assert server.questions == 241 and stolen(knife.found, logits) <= 30  # of 200; without a policy all of them
+    with pytest.raises(FedCalError, match="more often than it needs"):
         server.ask(Start())
 
 
@@ -162,7 +161,7 @@ def test_attack_2_a_client_of_few_samples_says_that_it_has_none() -> None:
     assert Attacker(Client("fed-bias", *samples(), policy=many), check=True).ask(Start()).n == 0
 
 
-# --- 3: scalers to measure ---------------------------------------------------------------------------------------------------
+# --- 3: scalers to measure --------------------------------------------------------------------------------------------
 
 
 def test_attack_3_scalers_of_the_servers_choice_to_measure() -> None:

@@ -27,6 +27,7 @@ from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 
 LARGEST = 1 << 20  # bytes of a policy file
+FITS = 2  # a federation gets the replies of so many fits at their longest, however often it begins again
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Policy:
         methods: names of methods that it takes part in, or specs, where the options count too; empty: any method.
         allow_pooling: whether it takes part in methods that send the samples themselves.
         min_count: samples that a reply is about at least; a client of fewer says that it has none.
-        max_rounds: replies to a federation at most, also where a fit begins again; if not given, as many as one fit
-            can ask for.
+        max_rounds: replies to a federation at most, also where a fit begins again; if not given, as many as two fits of
+            the method can ask for.
         max_restarts: how often a fit may begin again, because other clients fell away.
         max_bins: confidence bins at most of the sums that measure a scaler.
         privacy: local differential privacy, in addition to all this.
@@ -196,7 +197,7 @@ class Policy:
         if talk.last == request.digest:
             return talk
         needed = sum(stage.most(n_classes) for stage in method.stages)
-        most = needed if self.max_rounds is None else self.max_rounds
+        most = FITS * needed if self.max_rounds is None else self.max_rounds
         if talk.replies >= most:
             raise FedCalError(f"this site has replied in {counted(most, 'round')}: its policy allows no more")
         talk = replace(talk, last=request.digest, replies=talk.replies + 1)
