@@ -20,7 +20,7 @@ from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SampleQuery, Several, SumQuery, about_a_share
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
-from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
 from fedcal.protocol.plausible import Claim, check_plausible, check_size, parts
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
@@ -70,8 +70,8 @@ def check_reply(
         raise FedCalError(f"{client} declares {reply.n} samples, but {known.n} in the round before")
     if not reply.content and (reply.n == 0 or about_a_share(request.query)):
         return
-    if reply.n < 1:
-        raise FedCalError(f"{client} declares no samples, but replies")
+    if not 1 <= reply.n <= MOST_SAMPLES:
+        raise FedCalError(f"{client} declares {reply.n or 'no'} samples, but replies")
     if odd := sorted(set(reply.content) ^ set(like)):
         raise FedCalError(f"{client}'s reply {'lacks' if odd[0] in like else 'should not hold'} {odd[0]!r}")
     for name, value in reply.content.items():

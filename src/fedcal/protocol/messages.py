@@ -13,6 +13,8 @@ from fedcal.base.query import Query, fingerprint
 from fedcal.methods import Method
 from fedcal.protocol.privacy import Privacy
 
+MOST_SAMPLES = 10**12  # of a client
+
 
 @dataclass(frozen=True)
 class Plan:

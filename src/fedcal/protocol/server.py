@@ -25,7 +25,7 @@ from fedcal.errors import FedCalError
 from fedcal.methods import Method, Update, get_method
 from fedcal.methods.fit import Fit, n_bytes
 from fedcal.methods.robust import Robust
-from fedcal.protocol.checks import Known, check_reply, example_reply
+from fedcal.protocol.checks import Known, check_reply, example_reply, outliers
 from fedcal.protocol.ledger import Ledger, query_bytes
 from fedcal.protocol.messages import Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
@@ -134,13 +134,20 @@ class Server:
 
         Args:
             replies: by client, or pairs (client, reply) that are taken one by one: sums need not be held together.
-            check: whether to `check` each; not needed where that was done, or the clients are one's own.
+            check: whether to `check` each, and to compare them if they are a mapping; not needed where that was done, or
+                the clients are one's own.
 
         Raises:
             FedCalError: where a reply is refused, or all of them together lead nowhere.
         """
         if (request := self.request) is None:
             raise FedCalError("nothing was asked: the scaler is ready")
+        if check and isinstance(replies, Mapping):
+            for name, reply in replies.items():
+                self.check(name, reply)
+            for reason in outliers(replies, self.plan.method.additive, self.known).values():
+                raise FedCalError(reason)
+            check = False
         self._round = _Round()
         pairs: Any = replies.items() if isinstance(replies, Mapping) else replies
         gathered = self.fit.gather(self._updates(pairs, check))

@@ -21,7 +21,7 @@ from fedcal.errors import FedCalError
 from fedcal.exact.prepared import FoldMap
 from fedcal.exact.queries import Several, View
 from fedcal.methods import METHODS, method_from_json, method_to_json
-from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 
 SCHEMA = 2  # of all messages
@@ -154,7 +154,7 @@ def unpack_reply(data: Any) -> tuple[str, Reply]:
     client, n, to = (header.get(key) for key in ("client", "n", "to"))
     if header.get("kind") != "reply" or type(client) is not str or type(to) is not str:
         raise FedCalError("the message is not a reply")
-    if type(n) is not int or not 0 <= n <= 10**12:
+    if type(n) is not int or not 0 <= n <= MOST_SAMPLES:
         raise FedCalError(f"{client} declares {n!r} samples: a whole number is needed")
     notes, privacy = _numbers(client, header.get("notes")), _privacy(client, header)
     return client, Reply(tensors, n, to, notes, privacy, header.get("probs") is True)

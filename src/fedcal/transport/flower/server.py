@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container
+from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Any, TypeVar
 
@@ -72,6 +73,13 @@ class Nodes:
         log(WARNING, "FedCal: %s round %d goes on without %s: %s", *self._round.values(), who, reason)
 
     # --- what nodes send -------------------------------------------------------------------------------------------------
+
+    def introduce(self, records: dict[int, Records]) -> None:
+        """Note the names by which nodes call themselves, so that faults are entered under them."""
+        for node, sent in sorted(records.items()):
+            with suppress(FedCalError):
+                others = {name for other, name in self.names.items() if other != node}
+                self.names[node] = self._name(node, sent.get(REPLY), others)
 
     def meet(self, records: dict[int, Records]) -> list[int]:
         """Note the names of nodes that only trained.

@@ -197,6 +197,7 @@ class CalibratedStrategy(Strategy):
             "model_up": sum(size(reply.content.array_records.values()) for reply in whole.values()),
             "model_down": len(self._asked) * size([self._arrays]),
         }
+        self.nodes.introduce(records)
         for node, reason in bad_models(whole, self._arrays, self._weight).items():
             self.nodes.blame(node, reason)
             del records[node]
