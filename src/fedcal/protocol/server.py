@@ -142,14 +142,13 @@ class Server:
         """
         if (request := self.request) is None:
             raise FedCalError("nothing was asked: the scaler is ready")
-        if check and isinstance(replies, Mapping):
-            for name, reply in replies.items():
-                self.check(name, reply)
-            for reason in outliers(replies, self.plan.method.additive, self.known).values():
-                raise FedCalError(reason)
-            check = False
+        pairs: Any = replies
+        if isinstance(replies, Mapping):
+            pairs = list(replies.items())
+            if check:
+                self._compare(dict(pairs))
+                check = False
         self._round = _Round()
-        pairs: Any = replies.items() if isinstance(replies, Mapping) else replies
         gathered = self.fit.gather(self._updates(pairs, check))
         seen = self._round
         if not seen.names and self.plan.method.additive:
@@ -162,6 +161,13 @@ class Server:
         self._checked = {}
         self.fit.advance(gathered)
         self._keep_to_budget()
+
+    def _compare(self, replies: dict[str, Reply]) -> None:
+        """Check every reply, and then each one against the others."""
+        for name, reply in replies.items():
+            self.check(name, reply)
+        for reason in outliers(replies, self.plan.method.additive, self.known).values():
+            raise FedCalError(reason)
 
     def _updates(self, pairs: Iterable[tuple[str, Reply]], check: bool) -> Iterator[tuple[str, Update]]:
         """The replies that say something, one by one; what they tell of their clients is noted."""
