@@ -107,7 +107,13 @@ class Policy:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
-        """Make a policy of JSON or TOML values; `privacy` is a table of `Privacy`'s arguments.
+        """Make a policy of JSON or TOML values.
+
+        Args:
+            values: by name; `privacy` is a table of `Privacy`'s arguments.
+
+        Returns:
+            The policy.
 
         Raises:
             FedCalError: where a name is unknown, or a value is not as it should be.
@@ -130,7 +136,13 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | Path) -> Policy:
-        """Read a policy file: TOML if its name ends in .toml, else JSON.
+        """Read a policy file.
+
+        Args:
+            path: TOML if its name ends in .toml, else JSON.
+
+        Returns:
+            The policy.
 
         Raises:
             FedCalError: which names the file.
@@ -157,6 +169,9 @@ class Policy:
     def check_method(self, method: Method) -> None:
         """Refuse a method that the client does not take part in.
 
+        Args:
+            method: the server's.
+
         Raises:
             FedCalError: which says what would allow it.
         """
@@ -172,7 +187,16 @@ class Policy:
             )
 
     def check_federation(self, talk: Talk, federation: str, method: Method, n_classes: int) -> Talk:
-        """Refuse another federation, method or number of classes than at the first reply; returns what is pinned.
+        """Refuse another federation, method or number of classes than at the first reply.
+
+        Args:
+            talk: what the client remembers.
+            federation: which asks.
+            method: the server's.
+            n_classes: K of the client's logits.
+
+        Returns:
+            What the client remembers, with these.
 
         Raises:
             FedCalError: which says what differs.
@@ -189,6 +213,15 @@ class Policy:
 
     def after(self, talk: Talk, request: Request, method: Method, n_classes: int) -> Talk:
         """Return what the client remembers after its reply to a request; the same request costs nothing again.
+
+        Args:
+            talk: what it remembers before.
+            request: the server's.
+            method: the client's.
+            n_classes: K of its logits.
+
+        Returns:
+            What it remembers after.
 
         Raises:
             FedCalError: where the method's program cannot ask that now.
@@ -215,6 +248,15 @@ class Policy:
 
     def measuring(self, talk: Talk, federation: str, scaler: Scaler, n_bins: int) -> Talk:
         """Return what the client remembers after it has told how well a scaler does; of one scaler only.
+
+        Args:
+            talk: what it remembers before.
+            federation: which asks.
+            scaler: to be measured.
+            n_bins: confidence bins that are asked for.
+
+        Returns:
+            What it remembers after.
 
         Raises:
             FedCalError: where it has told that of another scaler, or too many bins are asked for.

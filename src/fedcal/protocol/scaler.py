@@ -66,7 +66,13 @@ class Scaler:
         return self._by_rows(lambda calibrated: calibrated, logits, client, probs)
 
     def predict_proba(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
-        """Return calibrated probabilities; takes what `apply` takes."""
+        """Return calibrated probabilities in float64: a tensor if a tensor was given, else an array.
+
+        Args:
+            logits: as for `apply`.
+            client: as for `apply`.
+            probs: as for `apply`.
+        """
         return self._by_rows(ordered_softmax, logits, client, probs)
 
     def _by_rows(
@@ -87,17 +93,27 @@ class Scaler:
         return logits
 
     def personal_of(self, client: str | int | None) -> Params:
-        """Return that client's personal scaler; empty where the global one serves.
+        """Return a client's personal scaler; empty where the global one serves.
+
+        Args:
+            client: its name; None for the global scaler.
 
         Raises:
-            FedCalError: if the client is unknown.
+            FedCalError: the client is unknown.
         """
         if client is not None and self.personal and str(client) not in self.personal:
             raise FedCalError(f"{unknown('client', str(client), self.personal)}; leave it out for the global scaler")
         return self.personal.get(str(client), {}) if client is not None else {}
 
     def check_width(self, logits: Tensor) -> None:
-        """Refuse logits of another number of classes."""
+        """Refuse logits of another number of classes.
+
+        Args:
+            logits: (N, K).
+
+        Raises:
+            FedCalError: which says both numbers.
+        """
         if logits.shape[1] != self.n_classes:
             raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
 
@@ -117,7 +133,11 @@ class Scaler:
         self.personal[str(client)] = self.method.personal(self.params, {}, scores, labels)
 
     def save(self, path: str | Path) -> None:
-        """Write what is needed to serve, atomically."""
+        """Write what is needed to serve, atomically.
+
+        Args:
+            path: the file, safetensors.
+        """
         about = {
             "schema": SCHEMA,
             **method_to_json(self.method),
@@ -135,8 +155,14 @@ class Scaler:
     def load(cls, path: str | Path) -> Scaler:
         """Read a scaler that serves as the saved one did.
 
+        Args:
+            path: what `save` wrote.
+
+        Returns:
+            The scaler; its ledger is empty.
+
         Raises:
-            FedCalError: where the file is missing, damaged, or not a scaler.
+            FedCalError: the file is missing, damaged, or not a scaler.
         """
         tensors, about = read_tensors(Path(path))
         if about.get("schema") != SCHEMA or str(about.get("method")) not in METHODS or "clients" not in about:

@@ -77,7 +77,14 @@ class Server:
 
     @classmethod
     def of(cls, plan: Plan) -> Server:
-        """Make the server of a plan that was written down: its federation keeps its name."""
+        """Make the server of a plan that was written down: its federation keeps its name.
+
+        Args:
+            plan: what the server and its clients agreed on.
+
+        Returns:
+            The server, before its first round.
+        """
         server = cls(plan.method, plan.n_classes, plan.seed, classes=plan.classes)
         server.plan = plan
         return server
@@ -117,6 +124,10 @@ class Server:
 
     def check(self, name: str, reply: Reply) -> None:
         """Refuse a reply that no honest client gives to this request.
+
+        Args:
+            name: whose reply it is.
+            reply: what came.
 
         Raises:
             FedCalError: one line that names the client and the reason.
@@ -196,10 +207,13 @@ class Server:
     # --- clients that fall away, and the server itself ---------------------------------------------------------------------
 
     def drop(self, names: Iterable[str]) -> bool:
-        """Go on without these clients.
+        """Go on without some clients.
 
         An exact fit that holds sums of theirs begins again with the others, so that it is exact for those who took part; not
         more than RESTARTS times, and not where that would cost privacy twice.
+
+        Args:
+            names: the clients that fell away; unknown ones are noted and change nothing.
 
         Returns:
             Whether the fit begins again: replies to the last request are then of no use.
@@ -248,8 +262,11 @@ class Server:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a server of the same method stood.
 
+        Args:
+            state: what `state_dict` gave.
+
         Raises:
-            FedCalError: where the state is damaged, or of another method or federation.
+            FedCalError: the state is damaged, or of another method or federation.
         """
         about, mine = state["about"], plan_to_json(self.plan)
         for key in ("method", "options", "n_classes", "seed", "classes"):

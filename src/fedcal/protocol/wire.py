@@ -47,6 +47,9 @@ def pack(tensors: Params, header: Header) -> bytes:
 def unpack(data: Any) -> tuple[Params, Header]:
     """Return the tensors, in their order, and the header.
 
+    Args:
+        data: what `pack` gave.
+
     Raises:
         FedCalError: if the bytes are anything but what `pack` gives.
     """
@@ -66,7 +69,11 @@ def unpack(data: Any) -> tuple[Params, Header]:
 
 
 def plan_to_json(plan: Plan) -> Header:
-    """Return a plan as JSON values."""
+    """Return a plan as JSON values.
+
+    Args:
+        plan: of the federation.
+    """
     classes = list(plan.classes)
     same = {"n_classes": plan.n_classes, "seed": plan.seed, "classes": classes, "federation": plan.federation}
     return {"schema": SCHEMA, **method_to_json(plan.method), **same}
@@ -75,8 +82,14 @@ def plan_to_json(plan: Plan) -> Header:
 def plan_from_json(header: Header) -> Plan:
     """Read a plan back.
 
+    Args:
+        header: what `plan_to_json` gave; other entries are ignored.
+
+    Returns:
+        The plan.
+
     Raises:
-        FedCalError: where it is damaged, or of another version.
+        FedCalError: it is damaged, or of another version.
     """
     _check_schema(header)
     kinds = {"n_classes": int, "seed": int, "classes": list, "federation": str}
@@ -109,8 +122,14 @@ def pack_request(plan: Plan, request: Request, clients: Sequence[str] = ()) -> b
 def unpack_request(data: Any) -> tuple[Plan, Request]:
     """Read a plan and a request back.
 
+    Args:
+        data: what `pack_request` gave.
+
+    Returns:
+        The federation's plan, and the request.
+
     Raises:
-        FedCalError: where the bytes are not a request of this version.
+        FedCalError: the bytes are not a request of this version.
     """
     tensors, header = unpack(data)
     _check_schema(header)
@@ -127,8 +146,11 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
 def asked_clients(data: Any) -> list[str]:
     """Return the names of the clients that a request is meant for; empty: everybody.
 
+    Args:
+        data: what `pack_request` gave.
+
     Raises:
-        FedCalError: where the bytes are not a message.
+        FedCalError: the bytes are not a message.
     """
     clients = unpack(data)[1].get("clients", [])
     if not isinstance(clients, list) or not all(type(name) is str for name in clients):
@@ -137,7 +159,12 @@ def asked_clients(data: Any) -> list[str]:
 
 
 def pack_reply(reply: Reply, client: str) -> bytes:
-    """Return a client's reply as bytes."""
+    """Return a client's reply as bytes.
+
+    Args:
+        reply: what it replies.
+        client: its name.
+    """
     header = {"schema": SCHEMA, "kind": "reply", "client": client, "n": reply.n, "to": reply.to, "notes": reply.notes}
     header |= {"probs": True} if reply.probs else {}
     return pack(reply.content, header | ({"privacy": reply.privacy} if reply.privacy else {}))
@@ -146,8 +173,14 @@ def pack_reply(reply: Reply, client: str) -> bytes:
 def unpack_reply(data: Any) -> tuple[str, Reply]:
     """Read a client's name and its reply back; `Server.check` looks at the values.
 
+    Args:
+        data: what `pack_reply` gave.
+
+    Returns:
+        The name, and the reply.
+
     Raises:
-        FedCalError: where the bytes are not a reply of this version.
+        FedCalError: the bytes are not a reply of this version.
     """
     tensors, header = unpack(data)
     _check_schema(header)

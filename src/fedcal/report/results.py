@@ -41,10 +41,13 @@ class Run:
 
 
 def load(run_dir: str | Path) -> Run:
-    """Read `results.json` and `rounds.jsonl` of a run folder. Methods are in the order of `METHODS`, by short labels.
+    """Read `results.json` and `rounds.jsonl` of a run folder.
 
     Args:
         run_dir: the folder of a finished run.
+
+    Returns:
+        The run; methods are in the order of `METHODS`, by short labels.
 
     Raises:
         FedCalError: a file is missing or damaged; the message names it.

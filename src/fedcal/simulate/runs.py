@@ -55,8 +55,19 @@ def run(
 ) -> Results:
     """Train a federation, calibrate it with every method of the config, measure, and write the run folder.
 
-    Without `out` nothing is written. `resume` goes on from the folder's last checkpoint (or starts, if there is
-    none); `overwrite` replaces an earlier run. Returns what results.json holds.
+    Args:
+        config: what to run.
+        out: the run folder; without it nothing is written.
+        resume: go on from the folder's last checkpoint, or start if there is none.
+        overwrite: replace an earlier run.
+        on_round: called after every training round with its line of rounds.jsonl.
+        on_start: called with the federation before its first round.
+
+    Returns:
+        What results.json holds.
+
+    Raises:
+        FedCalError: the folder holds another run, a file is damaged, or training diverged.
     """
     config = config.resolve()
     if config.threads:

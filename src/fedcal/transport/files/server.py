@@ -119,8 +119,14 @@ def receive(folder: Path, replies: Sequence[Path], without: Sequence[str] = ()) 
 def status(folder: Path) -> ServerFolder:
     """Read where a federation stands, and write its request (or scaler) again if that was lost.
 
+    Args:
+        folder: the server's.
+
+    Returns:
+        The federation after its last round.
+
     Raises:
-        FedCalError: where the folder holds no federation, or a damaged one.
+        FedCalError: the folder holds no federation, or a damaged one.
     """
     federation = _load(folder)
     if not federation.output.exists():

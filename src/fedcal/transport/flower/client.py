@@ -121,6 +121,9 @@ def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]
 
     Returns:
         The function for `calibration_mod`.
+
+    Raises:
+        FedCalError: from that function, where a method fits on training data.
     """
 
     def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
