@@ -418,7 +418,6 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
         "the server asks for LinearSums, which fed-op never does: do not reply",
     ),
     "start twice": (lambda: None, START.replace("new", "dir"), "dir holds a federation already"),
-    "start with a pooling method": (lambda: None, START + " --method val-ts", "sends every logit"),
     "start with no rounds": (lambda: None, START + " --method uncal", "asks the sites nothing"),
     "start with no such option": (lambda: None, START + " --method fed-ts:x=1", "unknown option 'x'"),
     "sites of one name": (lambda: None, "server start new --classes 3 --sites a,a", "different names"),

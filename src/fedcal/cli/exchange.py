@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,18 +108,35 @@ def client_reply(
     ] = None,
     probs: Kind = None,
     classes: Classes = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What this site tells at most, as JSON or TOML (docs/deploy.md)."),
+    ] = None,
+    allow_pooling: Annotated[
+        bool, typer.Option("--allow-pooling", help="Allow a method that sends every logit and label.")
+    ] = False,
+    min_count: Annotated[
+        int | None, typer.Option(help="Samples that a reply is about at least. (default: 5)", show_default=False)
+    ] = None,
+    join: Annotated[
+        bool, typer.Option("--join", help="Join this federation too, where the site takes part in another one.")
+    ] = False,
     max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
-    """Reply to a request of the server's from the site's own samples."""
+    """Reply to a request of the server's from the site's own samples, as far as the site's policy allows."""
     from fedcal.data.logit_files import read_site
+    from fedcal.protocol import Policy
     from fedcal.transport.files import read_request, reply
 
     check_outputs({"--state": state, "--out": out_file}, [request, file])
+    rules = Policy.load(policy) if policy else Policy()
+    rules = replace(rules, allow_pooling=rules.allow_pooling or allow_pooling)
+    rules = rules if min_count is None else replace(rules, min_count=min_count)
     known = parse_classes(classes) or list(read_request(request)[0].classes) or None
     name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site, max_bytes)
     if labels is None:
         raise FedCalError(f"{file}: no labels: add an array `labels`, or a column `label`")
-    path = reply(request, (logits, labels), name, _state(state, file, name), out_file, were_probs)
+    path = reply(request, (logits, labels), name, _state(state, file, name), out_file, were_probs, rules, join)
     print(printable(f"{path} is for the server."))
 
 

@@ -36,6 +36,9 @@ def federate(
     seed: Seed = 0,
     insecure: Annotated[bool, typer.Option("--insecure", help="Neither TLS nor node keys.")] = False,
     keep_keys: Annotated[bool, typer.Option("--keep-keys", help="Leave certificates and node keys in --out.")] = False,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What nodes tell at most, as JSON or TOML (docs/deploy.md).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")] = False,
@@ -58,7 +61,7 @@ def federate(
         raise FedCalError(f"{chosen.name} is nothing that nodes do: choose fed-ts, fedcal-plus or another")
     methods = ("uncal", method)
     config = Config(data=data, rounds=rounds, method=methods, data_dir=data_dir, seed=seed, **settings).resolve()
-    plan = launch.plan(config, out_dir, {"robust": robust, "timeout": timeout}, insecure)
+    plan = launch.plan(config, out_dir, {"robust": robust, "timeout": timeout}, insecure, policy)
     if dry_run:
         for line in plan.commands():
             print(line)

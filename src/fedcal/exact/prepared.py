@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedcal.base.folds import FOLDS, folds, part
+from fedcal.base.folds import FEWEST, FOLDS, folds, part
 from fedcal.base.logits import BLOCK
 from fedcal.exact.linear import apply_linear, centred_columns
 from fedcal.exact.temperature import KEPT, temperature_sums
@@ -39,6 +39,7 @@ class Prepared:
     def __init__(self, read: Callable[[], tuple[Tensor, Tensor]], counts: list[int] | None = None) -> None:
         self._read, self._counts = read, counts
         self._latest: tuple[tuple[float, bool], Part] | None = None
+        self.fewest = FEWEST  # samples in a fold
 
     @cached_property
     def _samples(self) -> tuple[Tensor, Tensor]:
@@ -174,14 +175,16 @@ def _rows(samples: Prepared, share: float, folded: bool) -> tuple[Tensor, list[i
     if (
         len(samples.counts) == 1 and share == 1
     ):  # the general case below would hold several arrays of the samples' length
-        fold = folds(samples.logits, samples.labels)
+        fold = folds(samples.logits, samples.labels, samples.fewest)
         return fold.argsort(stable=True), fold.bincount(minlength=FOLDS).tolist()
     rows, found, first = [], [], 0
     for count in samples.counts:
         logits, labels = samples.logits[first : first + count], samples.labels[first : first + count]
         mine = part(share, logits, labels) if share < 1 else torch.arange(count)
         rows.append(first + mine)
-        found.append(folds(logits, labels)[mine] if folded and len(mine) else torch.zeros_like(mine).char())
+        found.append(
+            folds(logits, labels, samples.fewest)[mine] if folded and len(mine) else torch.zeros_like(mine).char()
+        )
         first += count
     fold = torch.cat(found)
     return torch.cat(rows)[fold.argsort(stable=True)], fold.bincount(minlength=FOLDS).tolist()

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcal.base.folds import FOLDS
 from fedcal.base.logits import Params
 from fedcal.exact import maps, queries
-from fedcal.exact.linear import FAMILIES, n_parameters, widen
+from fedcal.exact.linear import FAMILIES, Curvature, n_parameters, widen
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.prior_shift import ALPHAS, STRENGTHS
 from fedcal.exact.queries import SumQuery
@@ -99,6 +99,13 @@ def prior_of(family: str, ridge: float, base: dict[str, Tensor], clients: Client
     return mean, Prior(mean, precision)
 
 
+def curvature_of(family: str, k: int) -> Curvature:
+    """What of a family's Hessian is worth sending in every round."""
+    if n_parameters(family, k) <= NEWTON_MAX:
+        return "full"
+    return "none" if family == "matrix" and k <= BLOCKS_MAX else "diagonal"
+
+
 def fit_linear(
     family: str,
     ridge: float,
@@ -114,13 +121,14 @@ def fit_linear(
     """
     begins = {fold: prior_of(family, ridge, fits, clients) for fold, fits in base.items()}
     at = {fold: starts[fold] if starts else begin for fold, (begin, _) in begins.items()}
-    if n_parameters(family, clients.k) <= NEWTON_MAX:
+    curvature = curvature_of(family, clients.k)
+    if curvature == "full":
         solvers = {fold: newton(at[fold], prior, tol) for fold, (_, prior) in begins.items()}
-        return (yield from lockstep(partial(queries.LinearSums, family, "full"), solvers))
-    if family != "matrix" or clients.k > BLOCKS_MAX:
+        return (yield from lockstep(partial(queries.LinearSums, family, curvature), solvers))
+    if curvature == "diagonal":
         tol = max(tol**2, 1e-14)  # Newton's last step squares what is left; L-BFGS has no such step
         solvers = {fold: lbfgs(at[fold], prior, by_class, tol) for fold, (_, prior) in begins.items()}
-        return (yield from lockstep(partial(queries.LinearSums, family, "diagonal"), solvers))
+        return (yield from lockstep(partial(queries.LinearSums, family, curvature), solvers))
     if clients.blocks is None:  # any fold's map will do to precondition with
         fits = next(iter(base.values()))
         vector = fits.get("vector", widen("bias", fits["bias"], clients.k))
@@ -130,7 +138,7 @@ def fit_linear(
         share = 1.0 if fold == ALL else 1 - 1 / FOLDS
         precondition = by_blocks(share * clients.blocks, prior.precision)
         solvers[fold] = lbfgs(at[fold], prior, precondition, max(tol, 1e-4))
-    return (yield from lockstep(partial(queries.LinearSums, family, "none"), solvers))
+    return (yield from lockstep(partial(queries.LinearSums, family, curvature), solvers))
 
 
 def paired(sums: Sums, n: float, i: int, j: int) -> tuple[float, float]:

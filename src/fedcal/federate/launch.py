@@ -26,6 +26,8 @@ from fedcal.federate.keys import write_certificates, write_node_key
 from fedcal.federate.plan import DATABASE, HOST, Plan, flower_version
 from fedcal.federate.processes import Processes
 from fedcal.federate.task import spec_of_run
+from fedcal.methods import get_method
+from fedcal.protocol import Policy
 from fedcal.simulate.config import Config
 from fedcal.simulate.runs import FILES
 from fedcal.transport.flower.strategy import CalibratedStrategy
@@ -33,7 +35,9 @@ from fedcal.transport.flower.strategy import CalibratedStrategy
 COMING_UP = 60.0  # seconds that a SuperLink has to come up, and to register a key
 
 
-def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool = False) -> Plan:
+def plan(
+    config: Config, folder: Path, options: dict[str, Any], insecure: bool = False, policy: Path | None = None
+) -> Plan:
     """Plan a federation of the config's clients, on free ports. Nothing is written yet.
 
     Args:
@@ -41,6 +45,7 @@ def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool =
         folder: the run folder.
         options: of the strategy.
         insecure: neither TLS nor node keys.
+        policy: a file of what nodes tell at most.
 
     Returns:
         The plan.
@@ -51,6 +56,8 @@ def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool =
     flower_version()
     config = config.resolve()
     about = DATASETS[config.data]
+    if policy:
+        Policy.load(policy).check_method(get_method(spec_of_run(config)))
     # Making a strategy checks the options, before anything is started.
     CalibratedStrategy(FedAvg(), spec_of_run(config), n_classes=len(about.classes), **options)
     if options.get("timeout", 1) <= 0:
@@ -63,7 +70,8 @@ def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool =
         count = config.clients or 20
         names = [f"client-{c:0{len(str(count - 1))}d}" for c in range(count)]
     first, second, third, *node_ports = free_ports(len(names) + 3)
-    return Plan(config, folder.absolute(), names, (first, second, third), node_ports, insecure, options)
+    rules = policy.absolute() if policy else None
+    return Plan(config, folder.absolute(), names, (first, second, third), node_ports, insecure, options, policy=rules)
 
 
 def free_ports(count: int) -> list[int]:

@@ -59,6 +59,7 @@ class Plan:
     options: dict[str, Any]  # of the strategy
     database: bool = False  # nodes reconnect to a SuperLink that was killed; rounds take twice as long
     entrance: str = ""  # the address that nodes connect to, if it is not the SuperLink's
+    policy: Path | None = None  # a file of what nodes tell at most
 
     @property
     def flower(self) -> Path:
@@ -110,6 +111,7 @@ class Plan:
 
     def supernode(self, number: int) -> list[str]:
         about = {"name": self.names[number], "fedcal-state": str(self.flower / "state")}
+        about |= {"fedcal-policy": str(self.policy)} if self.policy else {}
         words = " ".join(f'{key}="{value}"' for key, value in about.items())
         port = str(self.node_ports[number])
         by_http = self.version >= CONTROL_BY_HTTP

@@ -18,18 +18,28 @@ from fedcal.exact.linear import FAMILIES, apply_linear, centre
 from fedcal.exact.prepared import ALL
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import FITTING, TOWARDS, fit_linear, start
-from fedcal.methods.method import Additive, option
+from fedcal.methods.method import DESCENT, NEWTON, Additive, Stage, option
+
+
+def fit_stages(family: str) -> tuple[Stage, ...]:
+    """What `fit_linear` asks."""
+    blocks = (Stage(queries.MatrixBlocks),) if family == "matrix" else ()
+    return (*blocks, Stage(queries.LinearSums, NEWTON, (family,), DESCENT))
 
 
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
-    may_ask = (queries.Start, queries.LinearSums, queries.MatrixBlocks)
 
     name: str = "fed-bias"
     summary: str = "temperature and class bias, exactly, from sums"
     family: Literal["bias", "vector", "matrix"] = option("bias", "What is fitted beside the temperature.")
     ridge: float = option(0.1, "Pull towards no bias; of vector and matrix, towards the bias fit.", low=0)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
+        families = dict.fromkeys(("bias", self.family))
+        return (Stage(queries.Start), *(stage for family in families for stage in fit_stages(family)))
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

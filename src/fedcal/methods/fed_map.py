@@ -16,14 +16,16 @@ from fedcal.exact import maps, queries
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_beta, fit_linear, histogram, start
-from fedcal.methods.fed_linear import first_stage
-from fedcal.methods.method import Additive, option
+from fedcal.methods.fed_linear import first_stage, fit_stages
+from fedcal.methods.method import NEWTON, Additive, Stage, option
 
 
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss, gradient and Hessian; a histogram of confidences"
-    may_ask = (queries.Start, queries.LinearSums, queries.BetaSums, queries.Histogram)
+    stages = (
+        Stage(queries.Start), *fit_stages("temperature"), Stage(queries.BetaSums, NEWTON), Stage(queries.Histogram),
+    )  # fmt: skip
 
     name: str = "fed-beta"
     summary: str = "temperature, then a beta map of the top confidence"

@@ -33,6 +33,7 @@ from fedcal.exact.queries import SumQuery, apply_confidence_map, client_counts
 from fedcal.exact.solve import Program, Sums, with_share
 from fedcal.exact.stages import (
     FITTING,
+    RIDGES,
     Clients,
     Fits,
     choose_map,
@@ -42,21 +43,40 @@ from fedcal.exact.stages import (
     paired,
     start,
 )
-from fedcal.methods.fed_linear import first_stage
-from fedcal.methods.method import Additive, Update, option
+from fedcal.methods.fed_linear import first_stage, fit_stages
+from fedcal.methods.method import NEWTON, Additive, Stage, Update, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
 N_CHOOSE = 50_000  # samples that are enough to choose on; what is chosen is fitted on all of them
 MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
 
 
+_CONFIDENCE = (Stage(queries.Histogram), Stage(queries.BetaSums, NEWTON))
+STAGES = (
+    Stage(queries.Start, 2),
+    *fit_stages("temperature"),
+    # Each family's ridges, and the half decade between two of them; then the families against each other.
+    *(
+        stage
+        for name, ridges in RIDGES.items()
+        for _ in (*ridges, 0)
+        for stage in (*fit_stages(name), Stage(queries.Score))
+    ),
+    Stage(queries.Score),
+    # What was chosen, on all samples.
+    *(stage for name in ("bias", "vector", "matrix", "temperature") for stage in fit_stages(name)),
+    *_CONFIDENCE,
+    Stage(queries.CompareMaps),
+    *_CONFIDENCE,
+    Stage(queries.CountsLikelihood),
+    Stage(queries.StrengthWeights, 30),
+)
+
+
 @dataclass(frozen=True)
 class FedCalPlus(Additive):
     leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
-    may_ask = (
-        queries.Start, queries.LinearSums, queries.MatrixBlocks, queries.Score, queries.Several, queries.Histogram,
-        queries.BetaSums, queries.CompareMaps, queries.CountsLikelihood, queries.StrengthWeights,
-    )  # fmt: skip
+    stages = STAGES
     per_sample = False  # likelihoods are of whole clients
 
     name: str = "fedcal-plus"

@@ -22,14 +22,17 @@ import torch
 from torch import Tensor
 
 from fedcal.base.logits import Params
-from fedcal.base.query import Query
+from fedcal.base.query import Query, leaves
 from fedcal.base.seeds import torch_rng
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Program
+from fedcal.exact.stages import curvature_of
 from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update
 
 Draw = Callable[[], torch.Generator]  # gives a random stream
+NEWTON, DESCENT = 60, 200  # rounds at most of a solver that is sent Hessians, and of one that is not (exact/solve.py)
+TRAINING = 1000  # training rounds at most of a federation whose scaler is fitted within them
 ROUNDS = "Rounds of all clients on the final model; of an interleaved method, in addition to the training rounds."
 FIT_ON = "The samples that a client fits on: its held-out calibration split, or its training data."
 
@@ -40,11 +43,31 @@ def option(default: Any, help: str, **rules: float) -> Any:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Queries of one kind that a method's server asks: at most `times`, and none once a later stage has begun."""
+
+    query: type[Query]
+    times: int = 1
+    families: tuple[str, ...] = ()  # of linear maps that it is about; empty: any
+    slowly: int = 0  # in place of `times`, where these families' Hessians are too large to be sent
+
+    def takes(self, query: Query) -> bool:
+        """Whether the query is of this kind."""
+        families = {leaf for name, leaf in leaves(query) if name.endswith("/family")}
+        return type(query) is self.query and (not self.families or families <= set(self.families))
+
+    def most(self, n_classes: int) -> int:
+        """The number of queries at most, over so many classes."""
+        slow = self.slowly and any(curvature_of(family, n_classes) != "full" for family in self.families)
+        return self.slowly if slow else self.times
+
+
+@dataclass(frozen=True)
 class Method(ABC):
     """A method's shape. Subclasses are final; those of their fields that are made by `option` are the method's options."""
 
     leaves: ClassVar[str]  # what leaves a client
-    may_ask: ClassVar[tuple[type[Query], ...]]  # what its server may ask
+    stages: ClassVar[tuple[Stage, ...]]  # what its server asks, in that order; any of them may be skipped
     additive: ClassVar[bool] = False  # the server only adds replies up: secure aggregation can do that
     per_sample: ClassVar[bool] = True  # additive: every reply is a sum over samples; else some are of whole clients
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
@@ -56,6 +79,11 @@ class Method(ABC):
     logits_of: Literal["local", "received"] = "local"
     fit_on: Literal["held-out", "train"] = "held-out"
     average: Literal["round", "latest"] = "round"
+
+    @property
+    def may_ask(self) -> tuple[type[Query], ...]:
+        """The kinds of query that its server may ask."""
+        return tuple(dict.fromkeys(stage.query for stage in self.stages))
 
     @property
     def remembers(self) -> bool:
@@ -131,8 +159,6 @@ class Method(ABC):
 class Averaged(Method):
     """The clients' scalers are combined by the server: the paper's family."""
 
-    may_ask = (FitScaler,)
-
     schedule: Literal["interleaved", "post-hoc"] = option(
         "post-hoc",
         "Fit within the training rounds (interleaved, as Algorithm 1), or on the final model only (post-hoc).",
@@ -145,6 +171,10 @@ class Averaged(Method):
     average: Literal["round", "latest"] = option(
         "round", "Average the scalers of this round's clients, or the latest scaler of every client."
     )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on options
+        return (Stage(FitScaler, self.rounds + (TRAINING if self.schedule == "interleaved" else 0)),)
 
     @abstractmethod
     def init(self, n_classes: int, rng: torch.Generator) -> Params:

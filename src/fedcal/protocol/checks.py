@@ -20,11 +20,12 @@ from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SampleQuery, Several, SumQuery, about_a_share
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
-from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
 from fedcal.protocol.plausible import Claim, check_plausible, check_size, parts
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
 HEADER = 1 << 20  # bytes that a message may be larger than its tensors
+SAMPLES = 1 << 30  # bytes of a client's samples at most, where a method sends them
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def check_reply(
         raise FedCalError(f"{client} declares {reply.n} samples, but {known.n} in the round before")
     if not reply.content and (reply.n == 0 or about_a_share(request.query)):
         return
-    if reply.n < 1:
-        raise FedCalError(f"{client} declares no samples, but replies")
+    if not 1 <= reply.n <= MOST_SAMPLES:
+        raise FedCalError(f"{client} declares {reply.n or 'no'} samples, but replies")
     if odd := sorted(set(reply.content) ^ set(like)):
         raise FedCalError(f"{client}'s reply {'lacks' if odd[0] in like else 'should not hold'} {odd[0]!r}")
     for name, value in reply.content.items():
@@ -95,13 +96,19 @@ def example_reply(method: Method, n_classes: int, query: Query) -> Params:
     return method.reply(about_all, Prepared(lambda: (logits, labels)), {}).content
 
 
-def check_bytes(client: str, size: int, like: Params) -> None:
+def check_bytes(client: str, size: int, like: Params, pooled: bool = False) -> None:
     """Refuse a message that is larger than a reply can be, before it is read.
+
+    Args:
+        client: whose it is.
+        size: of the message.
+        like: a reply's tensors (`example_reply`).
+        pooled: whether the method's replies are samples, as many as there are.
 
     Raises:
         FedCalError: which says how large it may be.
     """
-    most = n_bytes(like) + HEADER
+    most = SAMPLES if pooled else n_bytes(like) + HEADER
     if size > most:
         raise FedCalError(f"{client}: {size} bytes, where a reply has at most {most}: not a reply of this round")
 
@@ -109,9 +116,9 @@ def check_bytes(client: str, size: int, like: Params) -> None:
 def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, Known]) -> dict[str, str]:
     """Find replies that are far larger than the others', with the reason.
 
-    A sum is measured per sample, a scaler as it is. A sum may be 0 at an honest client, where the model is sure and right: it
-    must be far from the largest of the others'. Clients that have declared their squared logits are left alone: their sums
-    are within what these allow, and these were compared.
+    The number of samples is a weight where scalers are averaged. A sum is measured per sample, a scaler as it is. A sum may
+    be 0 at an honest client, where the model is sure and right: it must be far from the largest of the others'. Clients that
+    have declared their squared logits are left alone: their sums are within what these allow, and these were compared.
 
     Args:
         replies: by client.
@@ -124,7 +131,12 @@ def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, K
     spoke = {name: reply for name, reply in replies.items() if reply.content}
     sizes = {name: _largest(reply.content) / (reply.n if additive else 1) for name, reply in spoke.items()}
     declared = {name for name, of in known.items() if of.squares is not None}
-    return {
+    many = {
+        name: f"{name} declares {spoke[name].n} samples, the others at most {others:g}"
+        for name, others in of_others({name: float(reply.n) for name, reply in spoke.items()}, max).items()
+        if not additive and spoke[name].n > FAR * max(1.0, others)
+    }
+    return many | {
         name: f"{name}'s reply reaches {sizes[name]:.3g}, the others' about {others:.3g}"
         for name, others in of_others(sizes, max if additive else statistics.median).items()
         if name not in declared and sizes[name] > FAR * max(1.0, others)
@@ -152,8 +164,8 @@ def check_request(request: Request, method: Method) -> None:
         FedCalError: which says what is wrong with it.
     """
     whole = request.query
-    for query in (*whole.queries, whole) if isinstance(whole, Several) else (whole,):
-        if type(query) not in method.may_ask or (isinstance(query, Several) and query is not whole):
+    for query in whole.queries if isinstance(whole, Several) else (whole,):
+        if type(query) not in method.may_ask:
             kind = type(query).__name__
             raise FedCalError(
                 f"the server asks for {kind}, which {method.name} never does: do not reply to this server"
@@ -178,16 +190,6 @@ def check_n_classes(client: str, n_classes: int, plan: Plan) -> None:
     """
     if n_classes != plan.n_classes:
         raise FedCalError(f"{client}: {n_classes} classes, where the federation has {plan.n_classes}")
-
-
-def check_no_samples_leave(method: Method) -> None:
-    """Refuse a method whose replies are the samples themselves, between a server and clients that are strangers.
-
-    Raises:
-        FedCalError: which says what to do.
-    """
-    if method.needs_pooled_data:
-        raise FedCalError(f"{method.name} sends every logit and label: use `fedcal calibrate` where all of them are")
 
 
 def check_client_name(name: str) -> str:

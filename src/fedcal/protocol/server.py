@@ -26,7 +26,7 @@ from fedcal.errors import FedCalError
 from fedcal.methods import Method, Update, get_method
 from fedcal.methods.fit import AveragingFit, Fit, n_bytes
 from fedcal.methods.robust import Robust
-from fedcal.protocol.checks import Known, check_reply, example_reply
+from fedcal.protocol.checks import Known, check_reply, example_reply, outliers
 from fedcal.protocol.ledger import Ledger, query_bytes
 from fedcal.protocol.messages import Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
@@ -147,15 +147,21 @@ class Server:
 
         Args:
             replies: by client, or pairs (client, reply) that are taken one by one: sums need not be held together.
-            check: whether to `check` each; not needed where that was done, or the clients are one's own.
+            check: whether to `check` each, and to compare them if they are a mapping; not needed where that was done, or
+                the clients are one's own.
 
         Raises:
             FedCalError: where a reply is refused, or all of them together lead nowhere.
         """
         if (request := self.request) is None:
             raise FedCalError("nothing was asked: the scaler is ready")
+        pairs: Any = replies
+        if isinstance(replies, Mapping):
+            pairs = list(replies.items())
+            if check:
+                self._compare(dict(pairs))
+                check = False
         self._round = _Round()
-        pairs: Any = replies.items() if isinstance(replies, Mapping) else replies
         gathered = self.fit.gather(self._updates(pairs, check))
         seen = self._round
         if not seen.names and self.plan.method.additive:
@@ -168,6 +174,13 @@ class Server:
         self._checked = {}
         self.fit.advance(gathered)
         self._keep_to_budget()
+
+    def _compare(self, replies: dict[str, Reply]) -> None:
+        """Check every reply, and then each one against the others."""
+        for name, reply in replies.items():
+            self.check(name, reply)
+        for reason in outliers(replies, self.plan.method.additive, self.known).values():
+            raise FedCalError(reason)
 
     def _updates(self, pairs: Iterable[tuple[str, Reply]], check: bool) -> Iterator[tuple[str, Update]]:
         """The replies that say something, one by one; what they tell of their clients is noted."""

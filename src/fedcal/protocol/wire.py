@@ -20,19 +20,20 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import FoldMap
-from fedcal.exact.queries import View
+from fedcal.exact.queries import Several, View
 from fedcal.methods import METHODS, method_from_json, method_to_json
-from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 
 SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
-    kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, FoldMap, View)
+    kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, Several, FoldMap, View)
 }
 MOST = 10**9  # rounds
 MOST_CLASSES = 10**6
 MOST_HEADER = 16 << 20  # bytes
 DEEPEST = 8  # levels within a query: ours have four
+FEW, WORD = 32, 64  # remarks in a reply, and characters of each one's name
 
 Header = dict[str, Any]
 
@@ -181,7 +182,7 @@ def unpack_reply(data: Any) -> tuple[str, Reply]:
     client, n, to = (header.get(key) for key in ("client", "n", "to"))
     if header.get("kind") != "reply" or type(client) is not str or type(to) is not str:
         raise FedCalError("the message is not a reply")
-    if type(n) is not int or not 0 <= n <= 10**12:
+    if type(n) is not int or not 0 <= n <= MOST_SAMPLES:
         raise FedCalError(f"{client} declares {n!r} samples: a whole number is needed")
     notes, privacy = _numbers(client, header.get("notes")), _privacy(client, header)
     return client, Reply(tensors, n, to, notes, privacy, header.get("probs") is True)
@@ -195,6 +196,7 @@ def _check_schema(header: Header) -> None:
 def _numbers(client: str, notes: Any) -> dict[str, float]:
     if not isinstance(notes, dict) or not all(type(value) in (int, float) for value in notes.values()):
         raise FedCalError(f"{client}'s notes are not numbers")
+    _check_few(client, notes)
     return {name: float(value) for name, value in notes.items() if abs(value) < 1e12}  # NaN is left out too
 
 
@@ -203,7 +205,16 @@ def _privacy(client: str, header: Header) -> dict[str, Any]:
     told = header.get("privacy", {})
     if not isinstance(told, dict) or (told and (type(told.get("left")) is not int or abs(told["left"]) > 10**9)):
         raise FedCalError(f"{client} does not say how many private replies it has left")
+    if not all(type(value) in (str, int, float) for value in told.values()):
+        raise FedCalError(f"{client} says of its privacy what is neither a number nor a word")
+    _check_few(client, told, *(value for value in told.values() if isinstance(value, str)))
     return told
+
+
+def _check_few(client: str, table: dict[str, Any], *words: str) -> None:
+    """Refuse a table that is no remark but a load: it is kept, and shown in reports."""
+    if len(table) > FEW or any(len(word) > WORD or not word.isprintable() for word in (*table, *words)):
+        raise FedCalError(f"{client}'s remarks are too many, or too long")
 
 
 # --- queries -------------------------------------------------------------------------------------------------------------

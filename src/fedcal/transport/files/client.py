@@ -17,8 +17,8 @@ from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, unknown
 from fedcal.exact.prepared import Prepared
 from fedcal.methods import Method
-from fedcal.protocol import Client, LostState, Plan, Request, Scaler
-from fedcal.protocol.checks import check_client_name, check_n_classes, check_no_samples_leave
+from fedcal.protocol import Client, LostState, Plan, Policy, Request, Scaler
+from fedcal.protocol.checks import check_client_name, check_n_classes
 from fedcal.protocol.valid import check_client_state
 from fedcal.protocol.wire import asked_clients, pack_reply, unpack_request
 
@@ -33,19 +33,25 @@ def read_request(path: Path) -> tuple[Plan, Request, list[str]]:
         The federation's plan, the request, and the sites that are asked.
 
     Raises:
-        FedCalError: where the file is not a request, or one that no site should reply to.
+        FedCalError: where the file is not a request.
     """
     data = read_bytes(path)
     try:
         plan, request = unpack_request(data)
-        check_no_samples_leave(plan.method)
         return plan, request, asked_clients(data)
     except FedCalError as error:
         raise FedCalError(f"{path}: {error}") from None
 
 
 def reply(
-    request: Path, samples: tuple[Tensor, Tensor], site: str, state: Path, out: Path | None = None, probs: bool = False
+    request: Path,
+    samples: tuple[Tensor, Tensor],
+    site: str,
+    state: Path,
+    out: Path | None = None,
+    probs: bool = False,
+    policy: Policy | None = None,
+    join: bool = False,
 ) -> Path:
     """Write a site's reply to a request, and its state. A request that is replied to twice gives the same bytes.
 
@@ -56,6 +62,8 @@ def reply(
         state: the folder of what it keeps from one reply to the next; it never leaves the site.
         out: the reply; SITE-NNNN.safetensors beside the request if not given.
         probs: whether the site's file held probabilities.
+        policy: what the site tells at most; `Policy()` if not given.
+        join: whether a site that takes part in one federation joins another one too: every federation may ask anew.
 
     Returns:
         The path of the reply.
@@ -68,12 +76,18 @@ def reply(
     if site not in sites:
         raise FedCalError(f"{unknown('site', site, sites)} (this federation's; say which one with --name)")
     check_n_classes(site, samples[0].shape[1], plan)
+    rules = policy or Policy()
+    rules.check_method(plan.method)
     path = out or request.with_name(f"{site}-{asked.round:04d}.safetensors")
     kept_in = state_file(state, plan.federation)
     check_outputs({"--state": kept_in, "--out": path}, [request])
     make_folder(state, private=True)
     with locked(state, f"fedcal client reply, round {asked.round}"):
-        client = _client(plan.method, samples, site, kept_in)
+        if not join and not kept_in.exists() and any(state.glob("*.safetensors")):
+            raise FedCalError(
+                f"{site} takes part in another federation, as {state} says: do not reply, or let it join this one too (--join)"
+            )
+        client = _client(plan.method, samples, site, kept_in, rules)
         client.probs = probs
         try:
             found = client.reply(asked)
@@ -129,9 +143,11 @@ def finish(
     return kept.exists()
 
 
-def _client(method: Method, samples: tuple[Tensor, Tensor], site: str, state: Path) -> Client:
+def _client(
+    method: Method, samples: tuple[Tensor, Tensor], site: str, state: Path, policy: Policy | None = None
+) -> Client:
     """The site's client, in the state in which it was last."""
-    client = Client.of(method, Prepared(lambda: samples))
+    client = Client.of(method, Prepared(lambda: samples), policy=policy)
     if state.exists():
         tensors, about = read_tensors(state)
         if about.get("site") != site:

@@ -19,7 +19,7 @@ from fedcal.data.samples import name_columns
 from fedcal.errors import FedCalError, counted, unknown
 from fedcal.methods import get_method
 from fedcal.protocol import Reply, Scaler, Server
-from fedcal.protocol.checks import check_bytes, check_client_name, check_no_samples_leave
+from fedcal.protocol.checks import check_bytes, check_client_name, outliers
 from fedcal.protocol.wire import pack_request, plan_from_json, plan_to_json, unpack_reply
 from fedcal.transport.journal import Journal
 
@@ -72,7 +72,6 @@ def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[s
         FedCalError: where an argument is not as it should be, or the folder holds a federation.
     """
     chosen = get_method(method)
-    check_no_samples_leave(chosen)
     n_classes = check_whole(len(classes) if isinstance(classes, list) else classes, "classes", low=2)
     labels = name_columns(check_classes(classes, n_classes)) if isinstance(classes, list) else ()
     if not chosen.rounds:
@@ -123,7 +122,7 @@ def _receive(federation: ServerFolder, replies: Sequence[Path], without: Sequenc
     if not federation.sites:
         raise FedCalError("no site is left: go on with at least one")
     if not begins_again:
-        server.receive(_read_replies(federation, replies))
+        server.receive(_read_replies(federation, replies), check=False)
     federation.write_output()
     Journal(folder).append(server)  # last: the round counts from here on
 
@@ -197,10 +196,11 @@ def _load(folder: Path) -> ServerFolder:
 
 
 def _read_replies(federation: ServerFolder, paths: Sequence[Path]) -> dict[str, Reply]:
-    """The round's replies by site, in the order of their names; `Server.receive` checks what they hold."""
-    sites, example, found = federation.sites, federation.server.example, dict[str, Reply]()
+    """The round's replies by site, in the order of their names, checked."""
+    server, sites, found = federation.server, federation.sites, dict[str, Reply]()
     for path in paths:
-        check_bytes(str(path), regular_size(path) if path.exists() else 0, example)
+        size = regular_size(path) if path.exists() else 0
+        check_bytes(str(path), size, server.example, server.plan.method.needs_pooled_data)
         try:
             site, reply = unpack_reply(read_bytes(path))
             if site not in sites:
@@ -210,9 +210,20 @@ def _read_replies(federation: ServerFolder, paths: Sequence[Path]) -> dict[str, 
         except FedCalError as error:
             raise FedCalError(f"{path}: {error}") from None
         found[site] = reply
+        try:
+            server.check(site, reply)
+        except FedCalError as error:
+            raise FedCalError(f"{path}: {error}; {_without(site)}") from None
     if missing := [site for site in sites if site not in found]:
         number = federation.server.ledger.rounds + 1
         raise FedCalError(
             f"round {number}: no reply of {', '.join(missing)}; wait for it, or go on with --without {missing[0]}"
         )
+    if far := outliers(found, server.plan.method.additive, server.known):
+        site, reason = next(iter(far.items()))
+        raise FedCalError(f"{reason}; {_without(site)}")
     return dict(sorted(found.items()))
+
+
+def _without(site: str) -> str:
+    return f"ask {site} for another reply, or go on with --without {site}"

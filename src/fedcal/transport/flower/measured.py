@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fedcal.base.logits import Params
 from fedcal.base.store import nest, unnest
 from fedcal.errors import FedCalError
@@ -28,9 +30,14 @@ def unpack_measured(client: str, data: bytes, n_classes: int, n_bins: int) -> Me
     """
     tensors, _ = unpack(data)
     tallies = {view: Tally.from_tensors(unnest(view, tensors)) for view in VIEWS}
-    if any(len(tally.classwise) != n_classes for tally in tallies.values()):
-        raise FedCalError(f"{client} measures {len(tallies['uncal'].classwise)} classes, not {n_classes}")
     paired, last = None, tallies["own"]
+    for view, tally in tallies.items():
+        found = len(tally.classes), len(tally.reliability.count)
+        if found != (n_classes, n_bins):
+            raise FedCalError(f"{client} measures {found[0]} classes in {found[1]} bins, not {n_classes} in {n_bins}")
+        labels = (one.classes[:, 1].sum(axis=1) for one in (tally, last))
+        if tally.n != last.n or not np.array_equal(*labels):
+            raise FedCalError(f"{client} measures other samples for {view!r} than for 'own'")
     if comparable(len(VIEWS), n_bins):
         paired = Paired.from_tensors(VIEWS, unnest("paired", tensors))
         if paired.n != last.n or paired.errors.shape[1] != len(last.reliability.count):
