@@ -16,7 +16,8 @@ ROUND = {"loss": 1.0, "accuracy": 0.5, "ece": None}
 
 
 def test_the_references_come_first(run_dir, digits):
-    _change(run_dir, methods={name: digits["methods"][name] for name in ("fedcal-plus", "ens", "val-ts", "uncal")})
+    methods = {name: digits["methods"][name] for name in ("fedcal-plus", "ens", "val-ts", "uncal")}
+    _change(run_dir, data=digits["data"], methods=methods)
     assert list(load(run_dir).results["methods"]) == ["uncal", "val-ts", "ens", "fedcal-plus"]
 
 

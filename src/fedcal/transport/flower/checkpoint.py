@@ -105,9 +105,9 @@ class Checkpoint:
 
 
 def _ordered(tensors: Params, like: ArrayRecord) -> Params:
-    """In the order that the app gave them, with its shapes and types."""
+    """In the order that the app gave them, with its shapes; a strategy may have made other types of them."""
     mine = from_record(like)
     for name, value in mine.items():
-        if name not in tensors or (tensors[name].shape, tensors[name].dtype) != (value.shape, value.dtype):
+        if name not in tensors or tensors[name].shape != value.shape:
             raise FedCalError(f"the checkpoint has no {name!r} of that shape: it is of another model; delete it")
     return {name: tensors[name] for name in mine}
