@@ -386,7 +386,7 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "state of another federation": (
         lambda: None,
         "client reply nets/request-0002.safetensors siteB.npz --state other-siteB",
-        "other-siteB: what this client kept from its last reply is gone",
+        "siteB takes part in another federation, as other-siteB says",
     ),
     "state a file": (lambda: None, f"{REPLY} siteB.npz --state {B2}", f"--state {B2} is a file: give a folder"),
     "state damaged": (
@@ -464,7 +464,7 @@ def test_a_lost_state_is_its_own_exception(place: Path) -> None:
     with pytest.raises(LostState, match="give --state"):
         files.reply(request, pair, "siteB", Path("gone"))
     with pytest.raises(LostState, match=r"siteB.state: what this client kept"):  # it is of another federation
-        files.reply(request, pair, "siteB", Path("siteB.state"))
+        files.reply(request, pair, "siteB", Path("siteB.state"), join=True)
 
 
 def test_an_exact_method_needs_no_state(place: Path) -> None:

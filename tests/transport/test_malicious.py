@@ -35,6 +35,7 @@ from fedcal.protocol.wire import pack, pack_reply, pack_request, unpack, unpack_
 from fedcal.transport import files
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod
 from fedcal.transport.flower.grid import ask
+from fedcal.transport.flower.measured import pack_measured
 from fedcal.transport.flower.records import (
     DATA,
     MODEL,
@@ -42,7 +43,6 @@ from fedcal.transport.flower.records import (
     REQUEST,
     VIEWS,
     fingerprint,
-    pack_measured,
     pack_scaler,
     record_of,
 )

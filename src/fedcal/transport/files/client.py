@@ -63,7 +63,7 @@ def reply(
         out: the reply; SITE-NNNN.safetensors beside the request if not given.
         probs: whether the site's file held probabilities.
         policy: what the site tells at most; `Policy()` if not given.
-        join: whether a site that takes part in one federation joins another one too: every federation may ask anew.
+        join: whether a site that takes part in one federation joins another one too: each may ask as much.
 
     Returns:
         The path of the reply.
@@ -85,7 +85,7 @@ def reply(
     with locked(state, f"fedcal client reply, round {asked.round}"):
         if not join and not kept_in.exists() and any(state.glob("*.safetensors")):
             raise FedCalError(
-                f"{site} takes part in another federation, as {state} says: do not reply, or let it join this one too (--join)"
+                f"{site} takes part in another federation, as {state} says: do not reply, or join this one too (--join)"
             )
         client = _client(plan.method, samples, site, kept_in, rules)
         client.probs = probs
