@@ -12,7 +12,6 @@ import typer
 
 from fedcal.errors import FedCalError
 
-
 INTERRUPTED = 130  # the exit status of a command that the user stopped: 128 and SIGINT's number
 
 
