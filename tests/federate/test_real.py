@@ -161,6 +161,10 @@ def test_the_command(tmp_path):
     assert modes == [0o600, 0o600, 0o700]
     assert not list(tmp_path.rglob("*.key")) and not (tmp_path / "flower" / "keys").exists()
     assert not kills.left_over(tmp_path, set())
+    written = (tmp_path / "results.json").stat().st_mtime_ns
+    with pytest.raises(SystemExit) as stop:  # nothing is left to do
+        main([*words, str(tmp_path), "--resume"])
+    assert stop.value.code == 0 and (tmp_path / "results.json").stat().st_mtime_ns == written
 
 
 def test_digits_equal_to_the_simulator_and_closed_to_strangers(tmp_path):

@@ -207,6 +207,8 @@ def federate(plan: Plan, timeout: float, resume: bool = False, keep_keys: bool =
         FedCalError: where the run did not finish.
     """
     clear_away(plan.folder, [plan.temporary, plan.keys])  # first of all: another one may be running there
+    if resume and (plan.folder / "report.html").exists():  # it is written last: nothing is left to do
+        return
     if not resume:
         clear(plan.folder)
     prepare(plan)
