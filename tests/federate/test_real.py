@@ -36,8 +36,7 @@ REFUSED = (
 )
 
 
-# Flower starts a process for every message: one additive method, and one whose nodes keep a net (test_equal.py has all).
-METHODS = ("fed-ts", "fedcal:rounds=1")
+METHODS = ("fed-ts",)  # Flower starts a process for every message: test_equal.py has all methods
 
 
 def small(data, method, clients=2):
@@ -51,7 +50,7 @@ def check_runs(processes, plan, data):
         config = small(data, method, len(plan.names))
         run = replace(plan, config=config.resolve(), folder=plan.folder / file_name(method))
         launch.write_app(run)
-        assert processes.call(file_name(method), run.run(), 240) == 0
+        assert processes.call(file_name(method), run.run(), 600) == 0
         theirs = simulated(config)
         found = Scaler.load(run.folder / "scaler.safetensors")
         model = read_tensors(run.folder / "model.safetensors")[0]
@@ -162,11 +161,15 @@ def test_the_command(tmp_path):
     assert modes == [0o600, 0o600, 0o700]
     assert not list(tmp_path.rglob("*.key")) and not (tmp_path / "flower" / "keys").exists()
     assert not kills.left_over(tmp_path, set())
+    written = (tmp_path / "results.json").stat().st_mtime_ns
+    with pytest.raises(SystemExit) as stop:  # nothing is left to do
+        main([*words, str(tmp_path), "--resume"])
+    assert stop.value.code == 0 and (tmp_path / "results.json").stat().st_mtime_ns == written
 
 
 def test_digits_equal_to_the_simulator_and_closed_to_strangers(tmp_path):
     """Strangers are refused meanwhile, and a relay learns nothing of what passes through it."""
-    plan = launch.plan(small("digits", "fed-ts"), tmp_path, {"timeout": 60.0})
+    plan = launch.plan(small("digits", "fed-ts"), tmp_path, {"timeout": 240.0})
     ear = Ear(int(plan.fleet.rpartition(":")[2]))
     plan = replace(plan, entrance=f"{launch.HOST}:{ear.port}")
     launch.prepare(plan)
@@ -197,7 +200,7 @@ def test_killed_node_server_and_superlink(tmp_path):
     """kill -9 of one of three SuperNodes, then of the ServerApp, then of the SuperLink, each in mid-round: the run is started
     again each time, ends, and says who took part."""
     config = config_of("digits", "fedcal-literal", clients=3, rounds=4)
-    plan = launch.plan(config, tmp_path / "run", {"timeout": 60.0, "patience": 15.0}, insecure=True)
+    plan = launch.plan(config, tmp_path / "run", {"timeout": 240.0, "patience": 20.0}, insecure=True)
     ear = Ear(int(plan.fleet.rpartition(":")[2]))
     plan = replace(plan, entrance=f"{launch.HOST}:{ear.port}", database=True)
     launch.prepare(plan)
@@ -219,7 +222,7 @@ def test_killed_node_server_and_superlink(tmp_path):
         processes.stop("again")
         processes.start("superlink", plan.superlink())  # the nodes come back by themselves
         launch.wait_until_up(plan, processes)
-        assert processes.call("last", plan.run(), 240) == 0
+        assert processes.call("last", plan.run(), 600) == 0
     about = read_json(plan.folder / "federation.json")
     assert about["measured_by"] == ["client-0", "client-1"]
     assert about["training_rounds"] == 4 and [len(r["took_part"]) for r in about["rounds"]] == [3, 2, 2, 2, 2]
@@ -234,7 +237,7 @@ def trained(path):
     return read_tensors(path)[1]["training"] if path.exists() else 0
 
 
-def wait_for(condition, patience=180.0):
+def wait_for(condition, patience=600.0):  # a machine may be busy
     until = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"

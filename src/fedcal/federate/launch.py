@@ -24,7 +24,7 @@ from fedcal.errors import FedCalError
 from fedcal.federate import app as app_package
 from fedcal.federate.keys import write_certificates, write_node_key
 from fedcal.federate.plan import DATABASE, HOST, Plan, flower_version
-from fedcal.federate.processes import Processes
+from fedcal.federate.processes import Processes, clear_away
 from fedcal.federate.task import spec_of_run
 from fedcal.methods import get_method
 from fedcal.protocol import Policy
@@ -214,6 +214,9 @@ def federate(plan: Plan, timeout: float, resume: bool = False, keep_keys: bool =
     Raises:
         FedCalError: where the run did not finish.
     """
+    clear_away(plan.folder, [plan.temporary, plan.keys])  # first of all: another one may be running there
+    if resume and (plan.folder / "report.html").exists():  # it is written last: nothing is left to do
+        return
     if not resume:
         clear(plan.folder)
     prepare(plan)

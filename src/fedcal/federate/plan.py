@@ -1,7 +1,7 @@
 """What `fedcal federate` starts: Flower's own commands, as a user would type them on real machines (`--dry-run`).
 
-Flower's options changed with its way to talk: until 1.39 nodes speak gRPC with the SuperLink, since then everything goes over
-HTTP at one port.
+Flower's options changed with its way to talk: up to 1.34 by gRPC, at three addresses of the SuperLink; since 1.40 by HTTP,
+at one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 HOST = "127.0.0.1"
 DATABASE = "state.db"
 OLDEST = (1, 26)  # with connections in FLWR_HOME/config.toml
-CONTROL_BY_HTTP, FLEET_BY_HTTP = (1, 36), (1, 40)  # since when `flwr`, and SuperNodes, reach the SuperLink by HTTP
+APPS_BY_HTTP, CONTROL_BY_HTTP, FLEET_BY_HTTP = (1, 35), (1, 37), (1, 40)  # since when apps, `flwr` and nodes use HTTP
 
 
 def flower_version() -> tuple[int, int]:
@@ -53,7 +53,9 @@ class Plan:
     config: Config
     folder: Path
     names: list[str]  # the clients
-    ports: tuple[int, int, int]  # of the SuperLink: for `flwr` (and by HTTP for all), for nodes, for its ServerApp
+    ports: tuple[
+        int, int, int
+    ]  # of the SuperLink: for `flwr` (and whoever else uses HTTP), for nodes, for its ServerApp
     node_ports: list[int]
     insecure: bool
     options: dict[str, Any]  # of the strategy
@@ -90,11 +92,13 @@ class Plan:
         return flower_version()
 
     def superlink(self) -> list[str]:
-        command = ["flower-superlink"]
-        if self.version >= CONTROL_BY_HTTP:
-            command += ["--host", HOST, "--port", str(self.ports[0])]
+        command, by_http = ["flower-superlink"], self.version >= CONTROL_BY_HTTP
+        if self.version >= APPS_BY_HTTP:
+            command += ["--host", HOST, "--port", str(self.ports[0 if by_http else 2])]
         else:
-            command += ["--control-api-address", self.address, "--serverappio-api-address", f"{HOST}:{self.ports[2]}"]
+            command += ["--serverappio-api-address", f"{HOST}:{self.ports[2]}"]
+        if not by_http:
+            command += ["--control-api-address", self.address]
         if self.version < FLEET_BY_HTTP:
             command += ["--fleet-api-address", self.fleet]
         if self.database:
@@ -114,7 +118,7 @@ class Plan:
         about |= {"fedcal-policy": str(self.policy)} if self.policy else {}
         words = " ".join(f'{key}="{value}"' for key, value in about.items())
         port = str(self.node_ports[number])
-        by_http = self.version >= CONTROL_BY_HTTP
+        by_http = self.version >= APPS_BY_HTTP
         own = ["--host", HOST, "--port", port] if by_http else ["--clientappio-api-address", f"{HOST}:{port}"]
         command = [
             "flower-supernode", "--superlink", self.entrance or self.fleet, *own,

@@ -34,15 +34,15 @@ class Processes:
     """
 
     def __init__(self, folder: Path, logs: Path, environment: Mapping[str, str], private: Sequence[Path] = ()) -> None:
-        self.logs, self.mark, self.private = logs, f"{MARK}={folder}", private
+        self.folder, self.logs, self.private = folder, logs, private
         self.running = dict[str, subprocess.Popen[bytes]]()
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self.environment = {**os.environ, **environment, "PATH": path, MARK: str(folder)}
 
     def __enter__(self) -> Processes:
-        clear_away(self.mark, self.private)
+        clear_away(self.folder, self.private)
         make_folder(self.logs)
-        words = ["watch", self.mark, *map(str, self.private)]
+        words = ["watch", f"{MARK}={self.folder}", *map(str, self.private)]
         nothing = subprocess.DEVNULL
         self._keeper = subprocess.Popen(
             [*_KEEPER, *words], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
@@ -108,21 +108,25 @@ class Processes:
         return last_words(log.read_text(errors="replace") if log.exists() else "", "its log is empty")
 
 
-def clear_away(mark: str, private: Sequence[Path]) -> None:
+def clear_away(folder: Path, private: Sequence[Path]) -> None:
     """Remove what a power cut has left of a federation: its processes, where any are left, and its private folders.
+
+    Args:
+        folder: the federation's.
+        private: folders that must not outlive the processes.
 
     Raises:
         FedCalError: where the federation is running.
     """
+    mark = f"{MARK}={folder}"
     until = time.monotonic() + LEAVING
     while (watching := keeper.watcher(mark)) and time.monotonic() < until:
         time.sleep(0.1)  # the command before this one may be tidying up
     if watching:
-        folder = mark.partition("=")[2]
         raise FedCalError(f"{folder} is in use: a federation runs there (process {watching}); wait for it, or stop it")
     keeper.end(mark)
-    for folder in private:
-        shutil.rmtree(folder, ignore_errors=True)
+    for one in private:
+        shutil.rmtree(one, ignore_errors=True)
 
 
 _KEEPER = [sys.executable, "-I", "-S", keeper.__file__]
