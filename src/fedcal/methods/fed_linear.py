@@ -15,33 +15,28 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query
 from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
-from fedcal.exact.prepared import ALL
 from fedcal.exact.solve import Program
-from fedcal.exact.stages import FITTING, TOWARDS, fit_linear, start
+from fedcal.exact.stages import fit_linear, start
 from fedcal.methods.method import Additive, option
 
 
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
-    may_ask = (queries.Start, queries.LinearSums, queries.MatrixBlocks)
+    may_ask = (queries.Start, queries.LinearSums)
 
     name: str = "fed-bias"
     summary: str = "temperature and class bias, exactly, from sums"
     family: Literal["bias", "vector", "matrix"] = option("bias", "What is fitted beside the temperature.")
-    ridge: float = option(0.1, "Pull towards no bias; of vector and matrix, towards the bias fit.", low=0)
+    ridge: float = option(0.1, "Pull towards a temperature alone.", low=0)
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)
-        base: dict[str, Tensor] = {}
-        for family in dict.fromkeys(("bias", self.family)):
-            ridge, tol = (self.ridge, FITTING) if family == self.family else (FedLinear.ridge, TOWARDS)
-            base[family] = (yield from fit_linear(family, ridge, {ALL: base}, clients, tol=tol))[ALL]
-        return {self.family: base[self.family]}
+        return {self.family: (yield from fit_linear(self.family, self.ridge, clients))}
 
     def params_from(self, query: Query) -> Params:
-        if isinstance(query, queries.LinearSums) and query.family == self.family and ALL in query.at:
-            return {self.family: query.at[ALL]}
+        if isinstance(query, queries.LinearSums) and query.points[0].family == self.family:
+            return {self.family: query.points[0].at[0]}
         return {}
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:

@@ -39,11 +39,20 @@ def option(default: Any, help: str, **rules: float) -> Any:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Queries of one type: at most so many, and none once a later stage has begun."""
+
+    query: type[Query]
+    times: int
+
+
+@dataclass(frozen=True)
 class Method(ABC):
     """A method's shape. Subclasses are final; those of their fields that are made by `option` are the method's options."""
 
     leaves: ClassVar[str]  # what leaves a client
     may_ask: ClassVar[tuple[type[Query], ...]]  # what its server may ask
+    stages: ClassVar[tuple[Stage, ...]]  # additive: in the order in which its program asks; a stage may be skipped
     additive: ClassVar[bool] = False  # the server only adds replies up: secure aggregation can do that
     per_sample: ClassVar[bool] = True  # additive: every reply is a sum over samples; else some are of whole clients
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
