@@ -71,6 +71,14 @@ def identity(family: str, k: int) -> Tensor:
     return torch.eye(k, k + 1, dtype=torch.float64).flatten()
 
 
+def widen(bias: Tensor, family: str) -> Tensor:
+    """A bias map written as a vector's or a matrix's."""
+    k = len(bias) - 1
+    if family == "vector":
+        return torch.cat([bias[0].expand(k), bias[1:]])
+    return torch.cat([bias[0] * torch.eye(k, dtype=bias.dtype), bias[1:, None]], dim=1).flatten()
+
+
 # --- a client's half -------------------------------------------------------------------------------------------------
 
 

@@ -273,7 +273,7 @@ class Group:
         """Hand the sums to the descents."""
         told = {name: value for name, value in sums.items() if name not in ("loss", "grad")}
         self.known = told or self.known
-        if told and self.curvature == "blocks":  # sent once, and costly to invert
+        if "blocks" in told:  # costly to invert
             for descent in self.descents:
                 descent.inverse = self.inverse(descent)
         _, rows = torch.unique_consecutive(self._at(), dim=0, return_inverse=True)

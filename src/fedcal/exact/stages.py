@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcal.base.folds import FOLDS
 from fedcal.base.logits import Params
 from fedcal.exact import maps, prior_shift, queries
-from fedcal.exact.linear import Curvature, identity, n_parameters, unpack_symmetric
+from fedcal.exact.linear import Curvature, identity, n_parameters, unpack_symmetric, widen
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
 from fedcal.exact.solve import Descent, Group, Prior, Sums, lockstep, warn_if_stopped
@@ -24,6 +24,7 @@ BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ / 2
 FITTING = 1e-8
 CHOOSING = 1e-1  # of fits to choose among: standard errors of a choice are some nats
 ROUNDS = 60  # of one fit at most
+NEWTON_ROUNDS, OTHER_ROUNDS = 9, 10  # of fits to choose among, with whole Hessians and without
 FOLD_LARGE = 200_000  # bytes of all candidates' fold gradients: if they are more, the best of each family are chosen first
 PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
 OCTAVES = 2.0 ** torch.arange(-3, 4, dtype=torch.float64)  # scales around a first guess
@@ -62,7 +63,7 @@ def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
 def _near_best_scale(clients: Clients) -> Generator[SumQuery, Sums, float]:
     """1/T to about a per cent, mostly in one round: loss and slope on a grid, and a cubic where the slope changes its sign."""
     prior, begin = prior_of("temperature", 0.0, clients), clients.begin
-    for _ in range(8):
+    for _ in range(3):
         grid = begin * OCTAVES
         sums = yield queries.LinearSums((Points("temperature", ALL, "none", grid[:, None]),))
         of_prior = [prior(b[None]) for b in grid]
@@ -113,20 +114,22 @@ def curvature_of(family: str, k: int) -> Curvature:
 
 
 def group_of(
-    family: str, ridges: tuple[float, ...], clients: Clients, tol: float, rounds: int
+    family: str, ridges: tuple[float, ...], clients: Clients, tol: float, rounds: int, begin: Tensor | None = None
 ) -> Group:
-    """A family's fits at several ridges, all of which start from the temperature's map."""
-    begin = clients.begin * identity(family, clients.k)
+    """A family's fits at several ridges, all of which start from one map: if none is given, from a temperature's."""
+    begin = clients.begin * identity(family, clients.k) if begin is None else begin
     priors = (prior_of(family, ridge, clients) for ridge in ridges)
     return Group(family, [Descent(begin, prior, tol, rounds) for prior in priors], curvature_of(family, clients.k))
 
 
 def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuery, Sums, Tensor]:
-    """One family at one ridge, on all samples."""
-    curvature = curvature_of(family, clients.k)
+    """One family at one ridge, on all samples; one with too large a Hessian to send starts from the bias fit."""
+    curvature, begin = curvature_of(family, clients.k), None
+    if curvature != "full" and family != "bias":
+        begin = widen((yield from fit_linear("bias", ridge, clients)), family)
     # Newton's last step squares what is left; the others have no such step.
     tol = {"full": FITTING, "blocks": 1e-4}.get(curvature, 1e-14)
-    group = group_of(family, (ridge,), clients, tol, ROUNDS if curvature == "full" else 4 * ROUNDS)
+    group = group_of(family, (ridge,), clients, tol, ROUNDS if curvature == "full" else 4 * ROUNDS, begin)
     yield from lockstep([group])
     warn_if_stopped(group.descents[0])
     return group.descents[0].t
@@ -150,14 +153,24 @@ class Candidate:
         return FoldMap(self.family, {fold: descent.t for fold, descent in self.folds.items() if fold != ALL})
 
 
-def fit_all(families: dict[str, tuple[float, ...]], clients: Clients, rounds: int) -> Generator[SumQuery, Sums, list[Candidate]]:
-    """Fit every family at each of its ridges on all samples, all of them in the same rounds."""
-    groups = {name: group_of(name, ridges, clients, CHOOSING, rounds) for name, ridges in families.items()}
-    yield from lockstep(list(groups.values()))
+def fit_all(ridges: dict[str, tuple[float, ...]], clients: Clients) -> Generator[SumQuery, Sums, list[Candidate]]:
+    """Fit every family at each of its ridges on all samples, all of them in the same rounds.
+
+    Families with too large a Hessian to send come after the others: from the bias fit they need half the steps.
+    """
+    groups: dict[str, Group] = {}
+    small = [f for f in ridges if curvature_of(f, clients.k) == "full" or f == "bias"]
+    for some in (small, [f for f in ridges if f not in small]):
+        for family in some:
+            rounds = NEWTON_ROUNDS if curvature_of(family, clients.k) == "full" else OTHER_ROUNDS
+            bias = groups["bias"].descents[-1].t if some is not small else None
+            begin = None if bias is None else widen(bias, family)
+            groups[family] = group_of(family, ridges[family], clients, CHOOSING, rounds, begin)
+        yield from lockstep([groups[family] for family in some])
     return [
-        Candidate(name, ridge, groups[name], descent)
-        for name, ridges in families.items()
-        for ridge, descent in zip(ridges, groups[name].descents, strict=True)
+        Candidate(family, ridge, groups[family], descent)
+        for family, of in ridges.items()
+        for ridge, descent in zip(of, groups[family].descents, strict=True)
     ]
 
 

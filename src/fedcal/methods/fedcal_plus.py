@@ -34,7 +34,6 @@ from fedcal.exact.stages import (
     Candidate,
     Clients,
     choose_map,
-    curvature_of,
     fit_all,
     fit_folds,
     fit_linear,
@@ -46,8 +45,7 @@ from fedcal.methods.fed_linear import first_stage
 from fedcal.methods.method import Additive, Stage, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
-NEWTON_ROUNDS, OTHER_ROUNDS = 9, 20  # of the fits on all samples, with whole Hessians and without
-FOLD_ROUNDS, OTHER_FOLD_ROUNDS = 3, 5  # steps of the fits without a fold
+FOLD_ROUNDS, LARGE_FOLD_ROUNDS = 3, 5  # steps of the fits without a fold
 MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
 
 
@@ -138,14 +136,13 @@ class FedCalPlus(Additive):
 def choose_family(families: tuple[str, ...], clients: Clients) -> Generator[SumQuery, Sums, tuple[Candidate, Candidate]]:
     """The temperature, and the chosen candidate: of each family its best ridge out of fold, and of these what pays."""
     ridges = {family: ridges_of(family, clients.k) for family in families}
-    newton = all(curvature_of(family, clients.k) == "full" for family in families)
-    tried = yield from fit_all({"temperature": (0.0,), **ridges}, clients, NEWTON_ROUNDS if newton else OTHER_ROUNDS)
+    tried = yield from fit_all({"temperature": (0.0,), **ridges}, clients)
     large = 8 * FOLDS * sum(of.fit.t.numel() for of in tried) > FOLD_LARGE
     yield from fit_folds(tried, 1 if large else FOLD_ROUNDS)
     scores = yield from score(tried, clients)
     if large:  # too much to send for all of them
         tried = [tried[scores.best_of(tried, family)] for family in ("temperature", *families)]
-        yield from fit_folds(tried, OTHER_FOLD_ROUNDS)
+        yield from fit_folds(tried, LARGE_FOLD_ROUNDS)
         scores = yield from score(tried, clients)
     chosen = 0
     for family in families:
@@ -162,7 +159,7 @@ def ridges_of(family: str, k: int) -> tuple[float, ...]:
     """Prior precisions to try, in natural logit units, strong to weak; of a large matrix fewer, since each costs a gradient
     of K² numbers in every round."""
     if family == "matrix" and k > 10:
-        return (1e3, 1e2, 1e1, 1.0) if k <= MATRIX_NEWTON_MAX else (1e4, 1e3, 1e2, 1e1)
+        return (1e3, 1e2, 1e1, 1.0) if k <= MATRIX_NEWTON_MAX else (3e3, 1e3, 3e2, 1e2, 3e1)
     return {
         "bias": (1e2, 1e1, 1.0, 0.1),
         "vector": (1e3, 1e2, 1e1, 1.0, 0.1),
