@@ -138,7 +138,9 @@ def _of_scale(family: str, p: Array, z: Array, y: Array, curvature: Curvature) -
     scale = (add(mean, axis=1) - add(z[y, np.arange(len(y))]))[:, None]
     by_shift = add(p, axis=2)
     sums = {
-        "grad": scale if family == "temperature" else np.concatenate([scale, by_shift - np.bincount(y, None, len(z))], 1)
+        "grad": scale
+        if family == "temperature"
+        else np.concatenate([scale, by_shift - np.bincount(y, None, len(z))], 1)
     }
     if curvature == "none":
         return sums

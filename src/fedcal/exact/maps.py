@@ -66,7 +66,7 @@ def _follow(knots: Tensor, v: Tensor) -> Tensor:
 
 
 def fine_histogram(log_p: Tensor, log_q: Tensor, hit: Tensor) -> Tensor:
-    """A client's half: in each fine bin of log-odds its samples, hits, and summed confidence, log p and −log(1 − p), (5, bins)."""
+    """A client's half: samples, hits, and summed p, log p and −log(1 − p) in each fine bin of log-odds, (5, bins)."""
     bins = torch.bucketize((log_p + log_q).contiguous(), GRID)
     rows = (torch.ones_like(log_p), hit.double(), log_p.exp(), log_p, log_q)
     return torch.stack([torch.bincount(bins, row, N_FINE) for row in rows])

@@ -96,7 +96,7 @@ def evidence(likelihood: Tensor) -> Tensor:
 
 
 def weights_of(evidence: Tensor) -> Tensor:
-    """The server's half: the weights of the strengths in the federation, all distributions in `common` weighed by their evidence."""
+    """The server's half: what strengths are common, by the mean of the distributions in `common`, weighed by evidence."""
     return evidence.softmax(0) @ common()
 
 

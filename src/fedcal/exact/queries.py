@@ -122,7 +122,7 @@ class Score(SumQuery):
 
 @dataclass(frozen=True)
 class Histogram(SumQuery):
-    """The fine histogram of how confident a linear map is of a label of each sample out of fold, by fold: (folds, 5, bins)."""
+    """The fine histogram of how confident a linear map is of a label of each sample, out of fold: (folds, 5, bins)."""
 
     fold_map: FoldMap
     model_top: bool = False  # of the model's own top label; else of the map's

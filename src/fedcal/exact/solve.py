@@ -157,7 +157,9 @@ class Descent:
     done: bool = False
     arrived: bool = False
     stopped: str = ""  # why it has not arrived, if it has not
-    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # steps, and what they turned the loss's gradient by
+    pairs: list[tuple[Tensor, Tensor]] = field(
+        default_factory=list
+    )  # steps, and what they turned the loss's gradient by
     _best: Tensor | None = None
     _gradient: Tensor | None = None  # of the loss alone, there
     _loss: float = math.inf

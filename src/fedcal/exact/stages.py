@@ -17,7 +17,9 @@ from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
 from fedcal.exact.solve import Descent, Group, Prior, Sums, lockstep, warn_if_stopped
 
-NEWTON_MAX = 110  # parameters up to which a Hessian travels in every round; of a matrix, classes up to MATRIX_NEWTON_MAX
+NEWTON_MAX = (
+    110  # parameters up to which a Hessian travels in every round; of a matrix, classes up to MATRIX_NEWTON_MAX
+)
 MATRIX_NEWTON_MAX = 20
 BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ / 2 numbers, are worth sending once
 # Nats of the whole summed loss that a fit's last step may still gain. Newton squares what is left.
@@ -25,7 +27,9 @@ FITTING = 1e-8
 CHOOSING = 1e-1  # of fits to choose among: standard errors of a choice are some nats
 ROUNDS = 60  # of one fit at most
 NEWTON_ROUNDS, OTHER_ROUNDS = 9, 10  # of fits to choose among, with whole Hessians and without
-FOLD_LARGE = 200_000  # bytes of all candidates' fold gradients: if they are more, the best of each family are chosen first
+FOLD_LARGE = (
+    200_000  # bytes of all candidates' fold gradients: if they are more, the best of each family are chosen first
+)
 PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
 OCTAVES = 2.0 ** torch.arange(-3, 4, dtype=torch.float64)  # scales around a first guess
 
@@ -61,7 +65,7 @@ def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
 
 
 def _near_best_scale(clients: Clients) -> Generator[SumQuery, Sums, float]:
-    """1/T to about a per cent, mostly in one round: loss and slope on a grid, and a cubic where the slope changes its sign."""
+    """1/T to about a per cent, mostly in one round: loss and slope on a grid, a cubic where the slope changes sign."""
     prior, begin = prior_of("temperature", 0.0, clients), clients.begin
     for _ in range(3):
         grid = begin * OCTAVES
@@ -262,9 +266,7 @@ def choose_map(histograms: Tensor, clients: Clients) -> Params:
     return {"beta": maps.fit_beta(whole), "hist": maps.hist_knots(whole, pseudo)}
 
 
-def fit_prior_shift(
-    fold_map: FoldMap, confidence_map: Params, labels: Tensor
-) -> Generator[SumQuery, Sums, Params]:
+def fit_prior_shift(fold_map: FoldMap, confidence_map: Params, labels: Tensor) -> Generator[SumQuery, Sums, Params]:
     """What clients need for their prior shift (prior_shift.py): P, α, and the weights of the strengths.
 
     Args:

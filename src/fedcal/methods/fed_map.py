@@ -1,7 +1,8 @@
 """Fed-Beta, Fed-Hist: a temperature, then a map of the top confidence; the order of the classes is kept.
 
-Both come from one summed histogram: `beta` has three coefficients, `hist` follows the bins. The mapped confidence is lifted back by the
-temperature that gives each sample's top class exactly that confidence, or (`lift="top"`) by moving its top logit alone.
+Both maps come from one summed histogram: `beta` has three coefficients, `hist` follows the bins. The mapped confidence is
+lifted back by the temperature that gives each sample's top class exactly that confidence, or (`lift="top"`) by moving its top
+logit alone.
 """
 
 from __future__ import annotations

@@ -133,7 +133,9 @@ class FedCalPlus(Additive):
         return keep_order(maps.lift(own, v), logits)
 
 
-def choose_family(families: tuple[str, ...], clients: Clients) -> Generator[SumQuery, Sums, tuple[Candidate, Candidate]]:
+def choose_family(
+    families: tuple[str, ...], clients: Clients
+) -> Generator[SumQuery, Sums, tuple[Candidate, Candidate]]:
     """The temperature, and the chosen candidate: of each family its best ridge out of fold, and of these what pays."""
     ridges = {family: ridges_of(family, clients.k) for family in families}
     tried = yield from fit_all({"temperature": (0.0,), **ridges}, clients)
