@@ -33,6 +33,9 @@ SAMPLES = make_samples([60, 70, 80], 3)
 ONE = torch.ones((), dtype=torch.float64)
 
 
+SEVEN = torch.ones(7, dtype=torch.float64)  # in a fit's second round, a loss at each scale of a grid
+
+
 def second_round(spec: str = "fed-bias") -> tuple[Server, dict[str, Reply]]:
     """A server in its second round, and the replies to that."""
     rounds = converse(spec, SAMPLES)
@@ -68,16 +71,16 @@ REFUSED: dict[str, tuple[Callable[[Reply], Reply], str]] = {
     "a name too many": (with_tensor("x", ONE), "site1's reply should not hold 'x'"),
     "a name too few": (
         lambda r: replace(r, content=dict(list(r.content.items())[1:])),
-        "site1's reply lacks '-1/loss'",
+        "site1's reply lacks '0/loss'",
     ),
     "nothing": (lambda r: replace(r, content={}), "site1's reply lacks"),
-    "another shape": (with_tensor("-1/loss", torch.zeros(2).double()), "'-1/loss' is torch.float64 of shape (2,), not"),
-    "another type": (with_tensor("-1/loss", torch.zeros(())), "'-1/loss' is torch.float32 of shape ()"),
-    "whole numbers": (with_tensor("-1/loss", torch.zeros((), dtype=torch.int64)), "'-1/loss' is torch.int64"),
-    "not a number": (with_tensor("0/loss", ONE * math.nan), "site1's reply: '-1/loss' is not finite"),
-    "infinite": (with_tensor("-1/loss", ONE * math.inf), "site1's reply: '-1/loss' is not finite"),
-    "huge": (with_tensor("-1/loss", ONE * 1e40), "site1's reply: '-1/loss' reaches 1e+40"),
-    "impossible": (with_tensor("0/loss", -ONE), "site1's reply: '-1/loss' is negative"),
+    "another shape": (with_tensor("0/loss", torch.zeros(2).double()), "'0/loss' is torch.float64 of shape (2,), not"),
+    "another type": (with_tensor("0/loss", torch.zeros(())), "'0/loss' is torch.float32 of shape ()"),
+    "whole numbers": (with_tensor("0/loss", torch.zeros((), dtype=torch.int64)), "'0/loss' is torch.int64"),
+    "not a number": (with_tensor("0/loss", SEVEN * math.nan), "site1's reply: '0/loss' is not finite"),
+    "infinite": (with_tensor("0/loss", SEVEN * math.inf), "site1's reply: '0/loss' is not finite"),
+    "huge": (with_tensor("0/loss", SEVEN * 1e40), "site1's reply: '0/loss' reaches 1e+40"),
+    "impossible": (with_tensor("0/loss", -SEVEN), "site1's reply: '0/loss' is negative"),
 }
 
 
@@ -119,9 +122,9 @@ def test_values_of_private_replies_are_not_compared_with_samples() -> None:
     """Noise may make them negative; their size, names and types are checked."""
     server, replies = second_round()
     private = replace(replies["site1"], privacy={"left": 3})
-    server.check("site1", with_tensor("0/loss", -ONE)(private))
+    server.check("site1", with_tensor("0/loss", -SEVEN)(private))
     with pytest.raises(FedCalError, match="is not finite"):
-        server.check("site1", with_tensor("0/loss", ONE * math.nan)(private))
+        server.check("site1", with_tensor("0/loss", SEVEN * math.nan)(private))
 
 
 def test_what_a_client_declares_is_known() -> None:

@@ -193,7 +193,7 @@ def _of_matrix(family: str, p: Array, z: Array, y: Array, curvature: Curvature) 
     elif curvature == "diagonal":
         sums["diag"] = ((first - first * first) @ (x * x).T).ravel()
     p[:, y, np.arange(n)] -= 1
-    return sums | {"grad": (p.reshape(-1, n) @ x.T).reshape(len(p), -1)}
+    return sums | {"grad": (p.reshape(len(p) * k, n) @ x.T).reshape(len(p), k * (k + 1))}
 
 
 @cache
