@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import fedcal
-from fedcal.exact import prepared, queries
+from fedcal.exact import linear, prepared, queries
 from fedcal.exact.linear import FAMILIES, n_parameters
 from fedcal.exact.prepared import ALL, FoldMap, Prepared
 from fedcal.exact.queries import SumQuery
@@ -24,29 +24,22 @@ def every_query() -> dict[str, SumQuery]:
         "folds": queries.Start(folds=True),
         "slope": queries.Slope(0.7),
     }
+    curvatures = dict.fromkeys(FAMILIES, ("full", "none", "diagonal"))
+    curvatures |= {"temperature": ("full", "none"), "matrix": ("full", "none", "diagonal", "blocks")}
     for family in FAMILIES:
         t = 0.1 + torch.rand(n_parameters(family, K), generator=rng, dtype=torch.float64)
-        for curvature in ("full", "none") if family == "temperature" else ("full", "none", "diagonal"):
-            found[f"{family} {curvature}"] = queries.LinearSums(family, curvature, {ALL: t, 2: t})
-    found["blocks"] = queries.MatrixBlocks(torch.rand(2 * K, generator=rng, dtype=torch.float64))
+        for curvature in curvatures[family]:
+            points = (queries.Points(family, fold, curvature, torch.stack([t, 0.5 * t])) for fold in (ALL, 2))
+            found[f"{family} {curvature}"] = queries.LinearSums(tuple(points))
     scales = {fold: torch.tensor([0.5 + 0.1 * fold], dtype=torch.float64) for fold in range(5)}
     fold_map = FoldMap("temperature", scales)
     identity = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
-    knots = torch.tensor([[-1.0, 2.0], [-0.5, 1.5]], dtype=torch.float64)
     found["score"] = queries.Score((fold_map, FoldMap("temperature", dict(reversed(scales.items())))))
     for model_top in (False, True):
-        view = queries.View(fold_map, model_top)
-        found |= {
-            f"histogram {model_top}": queries.Histogram(view),
-            f"beta {model_top}": queries.BetaSums(view, {ALL: identity, 1: identity}),
-        }
-        maps = queries.CompareMaps(view, dict.fromkeys(range(5), identity), (dict.fromkeys(range(5), knots),))
-        found[f"maps {model_top}"] = maps
+        found[f"histogram {model_top}"] = queries.Histogram(fold_map, model_top)
     prior, alpha = torch.full((K,), 1 / K, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64)
     found["counts"] = queries.CountsLikelihood(prior)
-    weights = torch.full((11,), 1 / 11, dtype=torch.float64)
-    found["strengths"] = queries.StrengthWeights(fold_map, {"beta": identity}, prior, alpha, weights)
-    found["several"] = queries.Several((queries.Start(), queries.Slope(0.3)))
+    found["shift"] = queries.ShiftEvidence(fold_map, {"beta": identity}, prior, alpha)
     return found
 
 
@@ -63,7 +56,7 @@ def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def test_chunks_add_up(n: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     z, y = samples(n)
     whole = {name: query.reply(Prepared(lambda: (z, y))) for name, query in QUERIES.items()}
-    for module in (prepared, queries):
+    for module in (prepared, linear):
         monkeypatch.setattr(module, "BLOCK", 64)
     monkeypatch.setattr(prepared, "KEPT", kept)
     for name, query in QUERIES.items():
@@ -81,16 +74,6 @@ def test_clients_that_reply_as_one_say_what_they_say_apart(name: str) -> None:
     together = QUERIES[name].reply(Prepared(lambda: (z, y), [len(labels) for _, labels in clients]))
     for key, value in together.items():
         torch.testing.assert_close(value, sum(one[key] for one in apart), rtol=1e-10, atol=1e-10, msg=key)
-
-
-@pytest.mark.parametrize("name", [name for name, query in QUERIES.items() if "share" in vars(query)])
-def test_a_share_is_of_the_samples_that_it_holds(name: str) -> None:
-    z, y = samples(5000)
-    part = Prepared(lambda: (z, y)).part(0.1, QUERIES[name].folded)
-    expected = QUERIES[name].sums(part)
-    for key, value in QUERIES[name].about(0.1).reply(Prepared(lambda: (z, y))).items():
-        assert torch.equal(value, expected[key])
-    assert 400 < len(part.y) < 600
 
 
 @pytest.mark.parametrize("method", ["fed-bias", "fed-op", "fedcal-plus"])

@@ -1,4 +1,4 @@
-"""Solvers: bounded, whatever they are sent; and L-BFGS as exact as Newton."""
+"""Fits: bounded, whatever they are sent; and as exact with a part of the Hessian as with all of it."""
 
 import numpy as np
 import pytest
@@ -7,32 +7,36 @@ import torch
 import fedcal
 from fedcal.errors import FedCalWarning
 from fedcal.exact import stages
-from fedcal.exact.solve import Prior, by_class, lbfgs, newton
+from fedcal.exact.linear import pack_symmetric
+from fedcal.exact.solve import Descent, Group, Prior, inverse_of
 from grid_cases import Case
 
-START = torch.tensor([1.0, 0.0], dtype=torch.float64)
-PRIOR = Prior(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64), g=1.0)
-SOLVERS = {"newton": lambda: newton(START, PRIOR), "lbfgs": lambda: lbfgs(START, PRIOR, by_class)}
+START = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+PRIOR = Prior(START, torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
+FLAT = Prior(START, torch.zeros(3, dtype=torch.float64))
 
 
-def steps(solver, reply) -> int:
-    """How many times a solver asks, of one who replies so, before it comes to a finite end."""
-    t, asked, found = next(solver), 1, None
-    while found is None:
-        try:
-            t, asked = solver.send(reply(t)), asked + 1
-        except StopIteration as finished:
-            found = finished.value
-    assert torch.isfinite(found).all()
+def group(curvature: str, prior: Prior = PRIOR, rounds: int = 60) -> Group:
+    return Group("bias", [Descent(START, prior, 1e-10, rounds)], curvature)
+
+
+def steps(of: Group, reply) -> int:
+    """How many times a fit asks, of one who replies so, before it comes to a finite end."""
+    asked, descent = 0, of.descents[0]
+    while not descent.done:
+        points = of.ask()
+        of.receive(reply(points.at[0]))
+        asked += 1
+    assert torch.isfinite(descent.t).all() and PRIOR.scale(descent.t) > 0
     return asked
 
 
 def sums(loss: float, gradient: float, hessian: float) -> dict[str, torch.Tensor]:
-    one = torch.ones(2, dtype=torch.float64)
+    one = torch.ones(3, dtype=torch.float64)
     return {
-        "loss": torch.tensor(loss, dtype=torch.float64),
-        "grad": gradient * one,
-        "hess": hessian * torch.eye(2, dtype=torch.float64),
+        "loss": torch.tensor([loss], dtype=torch.float64),
+        "grad": gradient * one[None],
+        "hess": hessian * torch.tensor([1.0, 0, 0, 1, 0, 1], dtype=torch.float64),
         "diag": hessian * one,
     }
 
@@ -47,23 +51,56 @@ NONSENSE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::fedcal.errors.FedCalWarning")
 @pytest.mark.parametrize("reply", NONSENSE.values(), ids=NONSENSE)
-@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_whatever_is_replied_a_solver_ends(solver, reply):
-    assert steps(solver(), reply) <= 200
+@pytest.mark.parametrize("curvature", ["full", "diagonal"])
+def test_whatever_is_replied_a_fit_ends(curvature, reply):
+    """Also where curvature is named for what it is not: both kinds travel here."""
+    kept = ("loss", "grad", {"full": "hess"}.get(curvature, "diag"))
+    assert steps(group(curvature), lambda t: {name: reply(t)[name] for name in kept}) <= 60
 
 
-@pytest.mark.parametrize("solver", [newton, lambda *args, **kw: lbfgs(args[0], args[1], by_class, **kw)])
-def test_a_solver_that_stops_short_says_so(solver):
-    flat = Prior(torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
-    with pytest.warns(FedCalWarning, match="limit of 5 steps"):
-        steps(solver(START, flat, max_rounds=5), lambda t: sums(-float(t.sum()), -1.0, 1.0))  # falls for ever
+def test_a_fit_that_stops_short_says_so(monkeypatch):
+    clients = Case((300, 200), 4).clients()
+    monkeypatch.setattr(stages, "ROUNDS", 2)
+    with pytest.warns(FedCalWarning, match="limit of steps"):
+        fedcal.calibrate(clients, "fed-vector")
 
 
-def test_a_solver_that_finds_no_step_says_so():
-    with pytest.warns(FedCalWarning, match="no step"):
-        steps(newton(START, PRIOR), lambda t: sums(1e9 * float((t - START).abs().sum()), -1.0, 1.0))
+def test_a_fit_that_finds_no_step_says_so():
+    of = group("full", FLAT)
+    steps(of, lambda t: sums(1e9 * float((t - START).abs().sum()), -1.0, 1.0))
+    assert "no step" in of.descents[0].stopped
+
+
+@pytest.mark.parametrize("family", ["bias", "vector", "matrix"])
+@pytest.mark.parametrize("share", [1.0, 0.8])
+def test_inverses_are_of_the_hessian_with_the_priors(family, share):
+    """All of the Hessian, or what couples each class with itself where it couples nothing else."""
+    rng, k = torch.Generator().manual_seed(0), 3
+    clients = stages.Clients(k, 100, torch.ones(k), 1.0, 0.7, True)
+    prior = stages.prior_of(family, 5.0, clients)
+    t = 0.7 * prior.identity + 0.1 * torch.randn(len(prior.identity), generator=rng, dtype=torch.float64)
+    dense = torch.autograd.functional.jacobian(lambda t: _gradient(prior, t), t)
+    diagonal = 1 + torch.rand(len(t), generator=rng, dtype=torch.float64)
+    own = inverse_of(family, {"diag": diagonal}, prior, t, share)
+    if family == "vector":
+        own = inverse_of(family, {"diag": diagonal, "cross": torch.zeros(k, dtype=t.dtype)}, prior, t, share)
+    gradient = torch.randn(len(t), generator=rng, dtype=torch.float64)
+    expected = torch.linalg.solve(share * torch.diag(diagonal) + dense, gradient)
+    assert torch.allclose(own(gradient), expected)
+    if family == "matrix":
+        blocks = torch.stack([row.diag() for row in diagonal.view(k, k + 1)])
+        packed = torch.stack([pack_symmetric(block) for block in blocks])
+        assert torch.allclose(inverse_of(family, {"blocks": packed}, prior, t, share)(gradient), expected)
+    else:
+        whole = {"hess": pack_symmetric(torch.diag(diagonal))}
+        assert torch.allclose(inverse_of(family, whole, prior, t, share)(gradient), expected)
+
+
+def _gradient(prior: Prior, t: torch.Tensor) -> torch.Tensor:
+    """The prior's gradient, such that it can be differentiated."""
+    b = prior.towards @ t
+    return prior.precision * (t - b * prior.identity) + (1 / prior.m - 1 / b) * prior.towards
 
 
 def test_a_start_far_off_is_no_end():
@@ -71,15 +108,15 @@ def test_a_start_far_off_is_no_end():
     same = np.tile([[3.0, 0.0, -1.0]], (3000, 1))
     clients = [(same, np.arange(3000) % 3), ([[1.0, 2.0, 3.0]], [2])]
     far = torch.tensor([300.0, -300.0, 0.0, 0.0], dtype=torch.float64)
-    start = stages.prior_of
+    group_of = stages.group_of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "prior_of", lambda *args: (far, start(*args)[1]) if args[0] == "bias" else start(*args))
+        patch.setattr(stages, "group_of", lambda *args: group_of(*args[:-1], far))
         p = fedcal.calibrate(clients, "fed-bias").predict_proba(same[:1])
     np.testing.assert_allclose(p, 1 / 3, atol=0.01)
 
 
 def test_the_scale_of_a_map_stays_positive():
-    below = torch.tensor([-100.0, 0.0], dtype=torch.float64)
+    below = torch.tensor([-100.0, 0.0, 0.0], dtype=torch.float64)
     assert PRIOR.reach(START, below) == pytest.approx(0.009)
     assert PRIOR.reach(START, -below) == 1.0
 
@@ -90,8 +127,8 @@ def test_many_classes_are_fitted_as_exactly_as_few(method, monkeypatch):
     clients = Case((300, 200), 10).clients()
     logits = clients["client-0"][0]
     newton_fit = fedcal.calibrate(clients, method)
-    monkeypatch.setattr(stages, "NEWTON_MAX", 0)
-    monkeypatch.setattr(stages, "BLOCKS_MAX", 0)
+    for limit in ("NEWTON_MAX", "MATRIX_NEWTON_MAX", "BLOCKS_MAX"):
+        monkeypatch.setattr(stages, limit, 0)
     other_fit = fedcal.calibrate(clients, method)
     np.testing.assert_allclose(other_fit.predict_proba(logits), newton_fit.predict_proba(logits), rtol=0, atol=2e-6)
     assert other_fit.ledger.bytes_up <= 8 * (4 * newton_fit.params[method.removeprefix("fed-")].numel() + 1)

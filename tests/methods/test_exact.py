@@ -9,8 +9,20 @@ from scipy.optimize import minimize
 from sklearn.calibration import _TemperatureScaling
 
 import fedcal
-from fedcal.exact.linear import FAMILIES, apply_linear, centre, curvature_sums, linear_sums, n_parameters, widen
-from fedcal.exact.stages import Clients, prior_of
+from fedcal.exact import linear
+from fedcal.exact.linear import (
+    FAMILIES,
+    apply_linear,
+    centre,
+    identity,
+    linear_sums,
+    n_parameters,
+    unpack_hessian,
+    unpack_symmetric,
+    widen,
+)
+from fedcal.exact.prepared import Prepared
+from fedcal.exact.stages import prior_of, start
 from fedcal.methods import METHODS
 
 CONVEX = ["fed-ts", "fed-bias", "fed-vector", "fed-matrix", "fed-beta", "fed-hist"]
@@ -59,33 +71,41 @@ def test_fed_ts_is_scikit_learns_temperature_and_val_ts():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sums_are_autograds(family):
+def test_sums_are_autograds(family, monkeypatch):
+    """Of several maps at once, in one block of samples or in many."""
     logits, labels = skewed(50, 4)
-    z, t = (
-        centre(logits),
-        0.3 * torch.randn(n_parameters(family, 4), dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
-    )
+    rng = torch.Generator().manual_seed(1)
+    z, at = centre(logits), 0.3 * torch.randn(3, n_parameters(family, 4), dtype=torch.float64, generator=rng)
 
     def loss(t):
         return torch.nn.functional.cross_entropy(apply_linear(family, t, z), labels, reduction="sum")
 
-    sums = linear_sums(family, t, z, labels)
-    assert torch.allclose(sums["loss"], loss(t))
-    assert torch.allclose(sums["grad"], torch.autograd.functional.jacobian(loss, t))
-    hessian = torch.autograd.functional.hessian(loss, t)
-    assert torch.allclose(sums["hess"], hessian, atol=1e-10)
-    if family == "matrix":
-        v = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-        at = torch.autograd.functional.hessian(loss, widen("vector", v, 4)).view(4, 5, 4, 5)
-        assert torch.allclose(curvature_sums(v, z), torch.stack([at[c, :, c] for c in range(4)]), atol=1e-10)
+    hessian = torch.autograd.functional.hessian(loss, at[0])
+    for block in (1 << 16, 50):
+        monkeypatch.setattr(linear, "BLOCK", block)
+        sums = linear_sums(family, at, z, labels)
+        assert torch.allclose(sums["loss"], torch.stack([loss(t) for t in at]))
+        assert torch.allclose(sums["grad"], torch.stack([torch.autograd.functional.jacobian(loss, t) for t in at]))
+        assert torch.allclose(unpack_hessian(family, sums["hess"]), hessian, atol=1e-10)
+        if family != "temperature":
+            assert torch.allclose(linear_sums(family, at, z, labels, "diagonal")["diag"], hessian.diagonal())
+        if family == "vector":
+            cross = linear_sums(family, at, z, labels, "diagonal")["cross"]
+            assert torch.allclose(cross, hessian[:4, 4:].diagonal())
+        if family == "matrix":
+            blocks = unpack_symmetric(linear_sums(family, at, z, labels, "blocks")["blocks"])
+            assert torch.allclose(
+                blocks, torch.stack([hessian.view(4, 5, 4, 5)[c, :, c] for c in range(4)]), atol=1e-10
+            )
 
 
-@pytest.mark.parametrize("family", FAMILIES[:-1])
-def test_widening_keeps_the_map(family):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_identity_and_a_wider_family_keep_the_map(family):
     z = centre(skewed(20, 3)[0])
-    t = torch.rand(n_parameters(family, 3), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    larger = FAMILIES[FAMILIES.index(family) + 1]
-    assert torch.allclose(apply_linear(larger, widen(family, t, 3), z), apply_linear(family, t, z))
+    assert torch.allclose(apply_linear(family, identity(family, 3), z), z)
+    bias = torch.tensor([0.7, 0.1, -0.3, 0.2], dtype=torch.float64)
+    if family in ("vector", "matrix"):
+        assert torch.allclose(apply_linear(family, widen(bias, family), z), apply_linear("bias", bias, z))
 
 
 @pytest.mark.parametrize(
@@ -96,22 +116,26 @@ def test_the_pooled_fit_is_the_minimum_of_the_penalised_likelihood(name, family,
     """Against scipy's optimiser on the same objective, started elsewhere."""
     logits, labels = skewed(800, 4)
     fitted = fedcal.calibrate([(logits, labels)], name)
-    clients = Clients(4, 800, torch.bincount(labels).double(), 1.0, 1.0, True)
-    base = {
-        "temperature": torch.ones(1, dtype=torch.float64),
-        "bias": fedcal.calibrate([(logits, labels)], "fed-bias").params["bias"],
-    }
-    base = base if family != "bias" else {"temperature": base["temperature"]}
-    _, prior = prior_of(family, ridge, base, clients)
+    program = start(4)
+    query = next(program)
+    while True:  # what the server learns of the samples: the prior's units follow from it
+        try:
+            query = program.send(query.reply(Prepared(lambda: (logits, labels))))
+        except StopIteration as finished:
+            clients = finished.value
+            break
+    prior = prior_of(family, ridge, clients)
 
     def objective(t):
         t = torch.from_numpy(t)
-        sums = linear_sums(family, t, centre(logits), labels, "none")
-        value, gradient, _ = prior(t)
-        return float(sums["loss"]) + value, (sums["grad"] + gradient).numpy()
+        if prior.scale(t) <= 0:
+            return np.inf, np.zeros(len(t))
+        sums = linear_sums(family, t[None], centre(logits), labels, "none")
+        value, gradient = prior(t)
+        return float(sums["loss"]) + value, (sums["grad"][0] + gradient).numpy()
 
-    start = np.full(n_parameters(family, 4), 0.3)
-    found = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 2000})
+    begin = np.full(n_parameters(family, 4), 0.3)
+    found = minimize(objective, begin, jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 2000})
     assert objective(fitted.params[family].numpy())[0] <= found.fun + 1e-9
     assert np.allclose(fitted.params[family].numpy(), found.x, atol=1e-4)
 
@@ -121,7 +145,7 @@ def test_lbfgs_reaches_newtons_matrix(monkeypatch):
 
     logits, labels = skewed(2000, 5)
     newton = fedcal.calibrate([(logits, labels)], "fed-matrix").predict_proba(logits)
-    monkeypatch.setattr(stages, "NEWTON_MAX", 0)
+    monkeypatch.setattr(stages, "MATRIX_NEWTON_MAX", 0)
     assert torch.allclose(fedcal.calibrate([(logits, labels)], "fed-matrix").predict_proba(logits), newton, atol=1e-3)
 
 

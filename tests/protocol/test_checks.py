@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from conversations import SPECS, converse, make_samples
 from fedcal import METHODS, FedCalError
 from fedcal.base.query import Query
 from fedcal.exact.prepared import FoldMap
-from fedcal.exact.queries import Histogram, LinearSums, Several, Slope, Start, View
-from fedcal.methods import get_method
+from fedcal.exact.queries import Histogram, LinearSums, Points, Slope, Start
 from fedcal.methods.fit import FitScaler
 from fedcal.protocol import Client, LostState, Plan, Reply, Request, Server
 from fedcal.protocol.checks import (
@@ -24,7 +24,6 @@ from fedcal.protocol.checks import (
     check_bytes,
     check_client_name,
     check_n_classes,
-    check_reply,
     check_request,
     example_reply,
     outliers,
@@ -32,6 +31,9 @@ from fedcal.protocol.checks import (
 
 SAMPLES = make_samples([60, 70, 80], 3)
 ONE = torch.ones((), dtype=torch.float64)
+
+
+SEVEN = torch.ones(7, dtype=torch.float64)  # in a fit's second round, a loss at each scale of a grid
 
 
 def second_round(spec: str = "fed-bias") -> tuple[Server, dict[str, Reply]]:
@@ -69,16 +71,16 @@ REFUSED: dict[str, tuple[Callable[[Reply], Reply], str]] = {
     "a name too many": (with_tensor("x", ONE), "site1's reply should not hold 'x'"),
     "a name too few": (
         lambda r: replace(r, content=dict(list(r.content.items())[1:])),
-        "site1's reply lacks '-1/loss'",
+        "site1's reply lacks '0/loss'",
     ),
     "nothing": (lambda r: replace(r, content={}), "site1's reply lacks"),
-    "another shape": (with_tensor("-1/loss", torch.zeros(2).double()), "'-1/loss' is torch.float64 of shape (2,), not"),
-    "another type": (with_tensor("-1/loss", torch.zeros(())), "'-1/loss' is torch.float32 of shape ()"),
-    "whole numbers": (with_tensor("-1/loss", torch.zeros((), dtype=torch.int64)), "'-1/loss' is torch.int64"),
-    "not a number": (with_tensor("-1/loss", ONE * math.nan), "site1's reply: '-1/loss' is not finite"),
-    "infinite": (with_tensor("-1/loss", ONE * math.inf), "site1's reply: '-1/loss' is not finite"),
-    "huge": (with_tensor("-1/loss", ONE * 1e40), "site1's reply: '-1/loss' reaches 1e+40"),
-    "impossible": (with_tensor("-1/loss", -ONE), "site1's reply: '-1/loss' is negative"),
+    "another shape": (with_tensor("0/loss", torch.zeros(2).double()), "'0/loss' is torch.float64 of shape (2,), not"),
+    "another type": (with_tensor("0/loss", torch.zeros(())), "'0/loss' is torch.float32 of shape ()"),
+    "whole numbers": (with_tensor("0/loss", torch.zeros((), dtype=torch.int64)), "'0/loss' is torch.int64"),
+    "not a number": (with_tensor("0/loss", SEVEN * math.nan), "site1's reply: '0/loss' is not finite"),
+    "infinite": (with_tensor("0/loss", SEVEN * math.inf), "site1's reply: '0/loss' is not finite"),
+    "huge": (with_tensor("0/loss", SEVEN * 1e40), "site1's reply: '0/loss' reaches 1e+40"),
+    "impossible": (with_tensor("0/loss", -SEVEN), "site1's reply: '0/loss' is negative"),
 }
 
 
@@ -105,19 +107,6 @@ def test_a_reply_of_no_samples() -> None:
         server.check("site1", empty)
 
 
-def test_a_reply_about_a_share_may_be_empty() -> None:
-    """Where that holds nothing of the client's; not where all samples are asked about."""
-    plan = Plan(get_method("fedcal-plus"), 3)
-    for query, fine in ((Start(share=0.1), True), (Several((Start(), Start(share=0.1))), True), (Start(), False)):
-        request, like = request_of(query), example_reply(plan.method, 3, query)
-        reply = Reply({}, 60, request.digest)
-        if fine:
-            check_reply("site0", reply, request, plan, None, like, noisy=False)
-        else:
-            with pytest.raises(FedCalError, match="site0's reply lacks"):
-                check_reply("site0", reply, request, plan, None, like, noisy=False)
-
-
 def test_nothing_is_expected_of_a_finished_server() -> None:
     server = Server("avg-t", 3)
     client = Client("avg-t", *SAMPLES[0])
@@ -133,16 +122,15 @@ def test_values_of_private_replies_are_not_compared_with_samples() -> None:
     """Noise may make them negative; their size, names and types are checked."""
     server, replies = second_round()
     private = replace(replies["site1"], privacy={"left": 3})
-    server.check("site1", with_tensor("-1/loss", -ONE)(private))
+    server.check("site1", with_tensor("0/loss", -SEVEN)(private))
     with pytest.raises(FedCalError, match="is not finite"):
-        server.check("site1", with_tensor("-1/loss", ONE * math.nan)(private))
+        server.check("site1", with_tensor("0/loss", SEVEN * math.nan)(private))
 
 
 def test_what_a_client_declares_is_known() -> None:
     first = Known().after(Reply({"squares": ONE * 5}, 7, "x", probs=True))
     assert first == Known(7, 5.0, True)
     assert first.after(Reply({}, 7, "x", probs=True)) == first
-    assert first.after(Reply({"squares": ONE * 3}, 7, "x")).squares == 5.0  # of a share
     assert Known().after(Reply({"squares": ONE * 5}, 7, "x", privacy={"left": 1})).squares is None  # noised
 
 
@@ -196,21 +184,22 @@ def request_of(query: Query, round: int = 1) -> Request:
     return Request("federation", round, query)
 
 
-HISTOGRAM = Histogram(View(FoldMap("temperature", {-1: torch.ones(1, dtype=torch.float64)})))
+def sums_at(family: str, at: Tensor, fold: int = -1) -> LinearSums:
+    return LinearSums((Points(family, fold, "full", at),))
+
+
+HISTOGRAM = Histogram(FoldMap("temperature", {-1: torch.ones(1, dtype=torch.float64)}))
 UNASKED: list[tuple[str, Query, str]] = [
     ("fed-ts", Start(), "asks for Start, which fed-ts never does"),
     ("fed-bias", HISTOGRAM, "asks for Histogram, which fed-bias never does"),
     ("fed-bias", FitScaler({}, 1), "asks for FitScaler"),
     ("avg-t", Slope(1.0), "asks for Slope, which avg-t never does"),
     ("fed-op", Slope(1.0), "asks for Slope"),
-    ("fed-ts", Several((Slope(1.0), HISTOGRAM)), "asks for Histogram"),
-    ("fedcal-plus", Several((Several((Start(),)),)), "asks for Several"),
     ("fed-ts", Query(), "asks for Query"),
     ("fed-ts", Slope(math.nan), "not finite in '/b'"),
     ("fed-ts", Slope(math.inf), "not finite in '/b'"),
-    ("fed-ts", Slope(1.0, share=math.nan), "not finite in '/share'"),
-    ("fed-bias", LinearSums("bias", "full", {-1: torch.full((4,), math.nan)}), "not finite in '/at/-1'"),
-    ("fed-bias", LinearSums("bias", "full", {-1: torch.zeros(4).bool()}), "holds torch.bool in '/at/-1'"),
+    ("fed-bias", sums_at("bias", torch.full((1, 4), math.nan)), "not finite in '/points/0/at'"),
+    ("fed-bias", sums_at("bias", torch.zeros(1, 4).bool()), "holds torch.bool in '/points/0/at'"),
     ("avg-t", FitScaler({"temperature": torch.ones((), dtype=torch.int64)}, 1), "holds torch.int64"),
 ]
 
@@ -237,9 +226,10 @@ def test_microscopic_logits_make_huge_but_honest_requests() -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        LinearSums("bias", "full", {-1: torch.zeros(7, dtype=torch.float64)}),
-        LinearSums("matrix", "full", {-1: torch.zeros(3, dtype=torch.float64)}),
-        LinearSums("bias", "full", {17: torch.zeros(4, dtype=torch.float64)}),
+        sums_at("bias", torch.zeros(1, 7, dtype=torch.float64)),
+        sums_at("matrix", torch.zeros(1, 3, dtype=torch.float64)),
+        sums_at("bias", torch.zeros(4, dtype=torch.float64)),
+        sums_at("bias", torch.zeros(1, 4, dtype=torch.float64), fold=17),
     ],
 )
 def test_a_request_that_does_not_fit_the_samples(query: Query) -> None:

@@ -21,8 +21,8 @@ from conversations import SPECS, converse, make_samples
 from fedcal import METHODS, FedCalError
 from fedcal.base.query import leaves
 from fedcal.exact import stages
-from fedcal.exact.queries import LinearSums, Several, Slope, Start
-from fedcal.methods import fedcal_plus, get_method
+from fedcal.exact.queries import LinearSums, Points, Slope
+from fedcal.methods import get_method
 from fedcal.methods.fit import FitScaler
 from fedcal.protocol import Client, Plan, Privacy, Reply, Request
 from fedcal.protocol.wire import (
@@ -47,13 +47,12 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 @cache
 def messages() -> list[Message]:
-    """All messages of every method, also of those that look different with many classes or many samples."""
+    """All messages of every method, also of those that look different with many classes."""
     small = make_samples([60, 70], 3)
     found = [(server.plan, *rest) for spec in SPECS for server, *rest in converse(spec, small)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedcal_plus, "N_CHOOSE", 500)
-        found += [(server.plan, *rest) for server, *rest in converse("fedcal-plus", make_samples([300] * 5, 3))]
         patch.setattr(stages, "NEWTON_MAX", 0)
+        patch.setattr(stages, "MATRIX_NEWTON_MAX", 0)
         for spec in ("fed-vector", "fed-matrix"):
             found += [(server.plan, *rest) for server, *rest in converse(spec, small)]
     return found  # type: ignore[return-value]
@@ -64,10 +63,8 @@ def messages() -> list[Message]:
 
 def test_every_type_of_query_is_sent() -> None:
     """So that the next test misses none."""
-    sent = {
-        type(query) for _, request, _ in messages() for query in (request.query, *getattr(request.query, "queries", ()))
-    }
-    assert sent == {Several, *(kind for method in METHODS.values() for kind in method.may_ask)}
+    sent = {type(request.query) for _, request, _ in messages()}
+    assert sent == {kind for method in METHODS.values() for kind in method.may_ask}
 
 
 def test_requests_come_back_bit_for_bit() -> None:
@@ -147,7 +144,7 @@ def test_odd_tensors_come_back() -> None:
 
 
 PLAN = Plan(get_method("fedcal-plus"), 3)
-QUERY = Several((Start(folds=True), LinearSums("bias", "full", {0: torch.zeros(4, dtype=torch.float64)})))
+QUERY = LinearSums((Points("bias", 0, "full", torch.zeros(1, 4, dtype=torch.float64)),))
 REQUEST = pack_request(PLAN, Request(PLAN.federation, 1, QUERY), ["siteA"])
 REPLY = pack_reply(Reply({"n": torch.ones((), dtype=torch.float64)}, 5, "x", {"steps": 2.0}), "siteA")
 READERS: list[tuple[Callable[[bytes], Any], bytes]] = [(unpack_request, REQUEST), (unpack_reply, REPLY)]
@@ -264,11 +261,19 @@ def test_whom_a_request_asks() -> None:
 
 
 def query(**fields: Any) -> dict[str, Any]:
-    return {"type": "LinearSums", "fields": fields}
+    points = {"type": "Points", "fields": fields}
+    return {"type": "LinearSums", "fields": {"points": {"tuple": [points]}}}
+
+
+def of_maps(at: Any) -> dict[str, Any]:
+    return {
+        "type": "Score",
+        "fields": {"candidates": {"tuple": [{"type": "FoldMap", "fields": {"family": "bias", "at": at}}]}},
+    }
 
 
 T0 = {"tensor": "t"}
-GOOD = {"share": 1.0, "family": "bias", "curvature": "full", "at": {"dict": [[0, T0]]}}
+GOOD = {"family": "bias", "fold": 0, "curvature": "full", "at": T0}
 DEEP: Any = {"tuple": []}
 for _ in range(20):
     DEEP = {"tuple": [DEEP]}
@@ -280,26 +285,29 @@ OTHER_QUERIES: list[Any] = [
     {"type": "Slope"},
     {"type": "Slope", "fields": []},
     {"type": "Slope", "fields": {}},
-    {"type": "Slope", "fields": {"share": 1.0, "b": "1"}},
-    {"type": "Slope", "fields": {"share": 1.0, "b": True}},
-    {"type": "Slope", "fields": {"share": 1.0, "b": None}},
-    {"type": "Slope", "fields": {"share": 1.0, "b": 1.0, "more": 1}},
-    {"type": "Start", "fields": {"share": 1.0, "folds": 1}},
+    {"type": "Slope", "fields": {"b": "1"}},
+    {"type": "Slope", "fields": {"b": True}},
+    {"type": "Slope", "fields": {"b": None}},
+    {"type": "Slope", "fields": {"b": 1.0, "more": 1}},
+    {"type": "Start", "fields": {"folds": 1}},
     query(**GOOD, more=1),
     query(**{**GOOD, "family": 5}),
     query(**{**GOOD, "curvature": "half"}),
     query(**{**GOOD, "curvature": {"tuple": []}}),
     query(**{**GOOD, "at": {"tuple": []}}),
-    query(**{**GOOD, "at": {"dict": [["0", T0]]}}),
-    query(**{**GOOD, "at": {"dict": [[0, 1.0]]}}),
-    query(**{**GOOD, "at": {"dict": [[[0], T0]]}}),
-    query(**{**GOOD, "at": {"dict": [[0]]}}),
-    query(**{**GOOD, "at": {"dict": 5}}),
-    query(**{**GOOD, "at": {"dict": [[0, {"tensor": "other"}]]}}),
-    query(**{**GOOD, "at": {"dict": [[0, {"tensor": ["t"]}]]}}),
-    {"type": "Several", "fields": {"queries": {"tuple": [query(**GOOD), 5]}}},
-    {"type": "Several", "fields": {"queries": [query(**GOOD)]}},
-    {"type": "Several", "fields": {"queries": DEEP}},
+    query(**{**GOOD, "at": 1.0}),
+    query(**{**GOOD, "fold": "0"}),
+    query(**{**GOOD, "fold": 0.5}),
+    query(**{**GOOD, "at": {"tensor": "other"}}),
+    query(**{**GOOD, "at": {"tensor": ["t"]}}),
+    of_maps({"dict": [["0", T0]]}),
+    of_maps({"dict": [[0, 1.0]]}),
+    of_maps({"dict": [[[0], T0]]}),
+    of_maps({"dict": [[0]]}),
+    of_maps({"dict": 5}),
+    {"type": "LinearSums", "fields": {"points": {"tuple": [T0, 5]}}},
+    {"type": "LinearSums", "fields": {"points": [T0]}},
+    {"type": "LinearSums", "fields": {"points": DEEP}},
     T0,
     {"dict": []},
     DEEP,
@@ -308,7 +316,7 @@ OTHER_QUERIES: list[Any] = [
 
 def of_query(content: Any) -> bytes:
     header = plan_to_json(PLAN) | {"kind": "request", "round": 1, "query": content}
-    return pack({"t": torch.zeros(4, dtype=torch.float64)}, header)
+    return pack({"t": torch.zeros(1, 4, dtype=torch.float64)}, header)
 
 
 def test_queries_that_are_none() -> None:
@@ -323,14 +331,13 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch
 def test_a_client_refuses_what_a_server_never_asks() -> None:
     """Bytes that are a request, but with numbers or types that do not belong there: refused before or in the reply."""
     client = Client("fedcal-plus", *make_samples([60], 3)[0])
-    tensors = [torch.zeros(4).to(dtype) for dtype in DTYPES]
-    tensors += [torch.full((4,), value, dtype=torch.float64) for value in (float("nan"), float("inf"))]
-    tensors += [torch.zeros(shape, dtype=torch.float64) for shape in ((), (0,), (3,), (4, 4), (1000,))]
+    tensors = [torch.zeros(1, 4).to(dtype) for dtype in DTYPES]
+    tensors += [torch.full((1, 4), value, dtype=torch.float64) for value in (float("nan"), float("inf"))]
+    tensors += [torch.zeros(shape, dtype=torch.float64) for shape in ((), (0,), (4,), (1, 3), (4, 3), (2, 1000))]
     for tensor in tensors:
         header = plan_to_json(PLAN) | {"kind": "request", "round": 1, "query": query(**GOOD)}
         refused(lambda data: client.reply(unpack_request(data)[1]), pack({"t": tensor}, header))
-    for change in ({"share": float("nan")}, {"share": float("inf")}, {"at": {"dict": [[99, T0]]}}):
-        refused(lambda data: client.reply(unpack_request(data)[1]), of_query(query(**{**GOOD, **change})))
+    refused(lambda data: client.reply(unpack_request(data)[1]), of_query(query(**{**GOOD, "fold": 99})))
 
 
 def test_a_net_of_other_sizes_is_refused() -> None:
@@ -355,10 +362,12 @@ PARTS = st.recursive(
         st.fixed_dictionaries({"dict": st.lists(st.tuples(st.integers(0, 4), inner), max_size=2)}),
         st.fixed_dictionaries(
             {
-                "type": st.sampled_from(["Slope", "Start", "Several", "FoldMap", "View", "LinearSums", "FitScaler"]),
+                "type": st.sampled_from(["Slope", "Start", "Score", "FoldMap", "Points", "LinearSums", "FitScaler"]),
                 "fields": st.fixed_dictionaries(
                     {},
-                    optional=dict.fromkeys(("share", "b", "at", "folds", "family", "queries", "params", "draw"), inner),
+                    optional=dict.fromkeys(
+                        ("b", "at", "fold", "folds", "family", "points", "candidates", "params", "draw"), inner
+                    ),
                 ),
             }
         ),

@@ -293,10 +293,10 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
         OTHER,
         "siteB's reply: 'labels' holds a negative count",
     ),
-    "indefinite Hessian": (
-        change(B2, lambda t, _: t["-1/hess"].mul_(-1)),
+    "negative loss": (
+        change(B2, lambda t, _: t["0/loss"].mul_(-1)),
         RECEIVE,
-        "siteB's reply: '-1/hess' has a negative second derivative",
+        "siteB's reply: '0/loss' is negative",
     ),
     "other request": (
         change(B2, lambda _, h: h.update(to="0")),

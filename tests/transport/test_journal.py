@@ -156,9 +156,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "round-1-0003.safetensors is damaged",
     ),
     "no safetensors": (lambda f: (f / LAST).write_text("x"), "is damaged"),
-    "a tensor is missing": (edit(LAST, lambda t, _: t.pop("0003/-1/grad")), "'-1/grad' is missing"),
+    "a tensor is missing": (edit(LAST, lambda t, _: t.pop("0003/0/grad")), "'0/grad' is missing"),
     "a tensor has another shape": (
-        edit(LAST, lambda t, _: t.update({"0003/-1/loss": t["0003/-1/grad"]})),
+        edit(LAST, lambda t, _: t.update({"0003/0/loss": t["0003/0/grad"]})),
         "the state is damaged",
     ),
     "no fit": (edit(LAST, lambda _, a: a.pop("fit")), "the state is damaged"),

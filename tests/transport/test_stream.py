@@ -1,4 +1,4 @@
-"""Streamed clients: sums added as they come, large federations chosen on a part, nothing kept, the same result."""
+"""Streamed clients: sums added as they come, nothing kept, the same result."""
 
 from collections.abc import Mapping
 
@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 import fedcal
 from fedcal import FedCalError
-from fedcal.base.folds import LEAST, part
 from fedcal.data.samples import Stream
-from fedcal.methods import fedcal_plus
 from fedcal.methods.fit import Total
 from fedcal.protocol import Server
 from fedcal.transport.memory import Exchange
@@ -83,35 +81,6 @@ def test_streamed_clients_keep_the_scalers_that_are_averaged(method):
     clients.reads = 0
     assert all(len(client.samples.labels) == 60 for client in exchange.clients.values())
     assert clients.reads == 5  # no samples were held
-
-
-@pytest.mark.parametrize("accuracy", ["improve", "keep"])
-def test_choosing_on_a_part_fits_on_everything(accuracy, monkeypatch):
-    clients = Lazy(40, size=250)
-    whole = fedcal.calibrate(dict(clients.items()), "fedcal-plus", accuracy=accuracy)
-    monkeypatch.setattr(fedcal_plus, "N_CHOOSE", 3000)
-    found = fedcal.calibrate(clients, "fedcal-plus", stream=True, accuracy=accuracy)
-    held = fedcal.calibrate(dict(clients.items()), "fedcal-plus", accuracy=accuracy)
-    assert all(torch.equal(held.params[name], found.params[name]) for name in held.params)
-    assert found.ledger.updates < 40 * found.ledger.rounds  # some were not asked about the part
-    assert next(iter(found.params)) == next(iter(whole.params)) == "bias"
-    assert torch.allclose(found.params["bias"], whole.params["bias"], atol=2e-3)  # the ridge may be another
-
-
-@given(st.floats(1e-4, 0.999), st.integers(1, 600))
-@settings(max_examples=40, deadline=None)
-def test_a_part_is_the_share_on_average(share, n):
-    rng = torch.Generator().manual_seed(n)
-    sizes = []
-    for _ in range(400):
-        logits, labels = torch.randn(n, 3, generator=rng), torch.randint(3, (n,), generator=rng)
-        rows = part(share, logits, labels)
-        assert rows.tolist() == sorted(set(rows.tolist())) and (not len(rows) or int(rows[-1]) < n)
-        sizes.append(len(rows))
-    assert set(sizes) <= {0, max(sizes)} and (max(sizes) == 0 or max(sizes) >= min(LEAST, n))
-    p = sum(size > 0 for size in sizes) / 400
-    expected = min(1.0, share * n / max(sizes)) if max(sizes) else share * n / min(LEAST, n)
-    assert abs(p - expected) <= 0.02 + 5 * (expected * (1 - expected) / 400) ** 0.5
 
 
 def test_bad_streams_are_one_line():

@@ -18,6 +18,7 @@ def safe(value: object) -> str:
     """A path or a name as rich prints it: neither markup nor codes that steer a terminal."""
     return escape(printable(str(value)))
 
+
 INTERRUPTED = 130  # the exit status of a command that the user stopped: 128 and SIGINT's number
 
 

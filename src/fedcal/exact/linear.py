@@ -1,4 +1,4 @@
-"""Linear maps of the logits, and a client's sums for fitting them exactly: loss, gradient and Hessian of the NLL.
+"""Linear maps of the logits, and a client's sums for fitting them exactly: loss, gradient and curvature of the NLL.
 
     temperature   u = b z                 1 parameter      b = 1/T
     bias          u = b z + c             1 + K
@@ -20,8 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcal.base.logits import BLOCK
+
 Array = NDArray[Any]
-Curvature = Literal["full", "diagonal", "none"]  # what is asked of a Hessian
+Curvature = Literal["full", "blocks", "diagonal", "none"]  # what is asked of a Hessian
 
 add, highest = np.add.reduce, np.maximum.reduce  # .sum() and .max() without the detour
 FAMILIES = ("temperature", "bias", "vector", "matrix")
@@ -66,116 +68,140 @@ def apply_linear(family: str, t: Tensor, z: Tensor) -> Tensor:
     return z @ w[:, :k].T + w[:, k]
 
 
-def widen(family: str, t: Tensor, k: int) -> Tensor:
-    """A family's parameters written as those of the next larger one: the same map."""
+def identity(family: str, k: int) -> Tensor:
+    """The parameters of the map that leaves logits as they are; a temperature's map is a multiple of them."""
     if family == "temperature":
-        return torch.cat([t, torch.zeros(k, dtype=t.dtype)])
+        return torch.ones(1, dtype=torch.float64)
     if family == "bias":
-        return torch.cat([t[0].expand(k), t[1:]])
-    return torch.cat([torch.diag(t[:k]), t[k:, None]], dim=1).flatten()
+        return torch.nn.functional.pad(torch.ones(1, dtype=torch.float64), (0, k))
+    if family == "vector":
+        return torch.nn.functional.pad(torch.ones(k, dtype=torch.float64), (0, k))
+    return torch.eye(k, k + 1, dtype=torch.float64).flatten()
 
 
-def linear_sums(family: str, t: Tensor, z: Tensor, y: Tensor, curvature: Curvature = "full") -> dict[str, Tensor]:
-    """A client's half: the summed NLL of `apply_linear(family, t, z)`, its gradient, and what is asked of its Hessian.
+def widen(bias: Tensor, family: str) -> Tensor:
+    """A bias map written as a vector's or a matrix's."""
+    k = len(bias) - 1
+    if family == "vector":
+        return torch.cat([bias[0].expand(k), bias[1:]])
+    return torch.cat([bias[0] * torch.eye(k, dtype=bias.dtype), bias[1:, None]], dim=1).flatten()
 
-    All samples at once, so no more of them than fit a core's cache. In NumPy: at a client's few hundred samples, torch's
-    calls cost more than the arithmetic.
+
+# --- a client's half -------------------------------------------------------------------------------------------------
+
+
+def linear_sums(family: str, at: Tensor, z: Tensor, y: Tensor, curvature: Curvature = "full") -> dict[str, Tensor]:
+    """Sum the NLL over samples, for several maps of one family.
+
+    In NumPy, all maps at once: at a client's few hundred samples, calls cost more than the arithmetic. Samples are taken as
+    many at a time as fit a core's cache.
+
+    Args:
+        family: of the maps.
+        at: (M, P), the maps' parameters.
+        z: (N, K), row-centred logits.
+        y: (N,), labels.
+        curvature: what is asked of the first map's Hessian: all of it, packed (`unpack_hessian`); the matrix family's blocks
+            of each class with itself; its diagonal (of a vector also what couples each class's scale with its shift).
+
+    Returns:
+        loss (M,), grad (M, P), and for the curvature: hess, blocks, or diag and cross.
     """
-    found = _sums(family, t.numpy(), z.numpy().T, y.numpy(), curvature)
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in found.items()}
+    k, columns, labels = z.shape[1], z.numpy().T, y.numpy()
+    if at.ndim != 2 or at.shape[1] != n_parameters(family, k):
+        raise ValueError(f"{tuple(at.shape)} parameters of {family} for {k} classes")
+    width = max(1, BLOCK // (k * len(at)))
+    found = _sums(family, at.numpy(), columns[:, :width], labels[:width], curvature)
+    for first in range(width, len(labels), width):
+        here = slice(first, first + width)
+        for name, value in _sums(family, at.numpy(), columns[:, here], labels[here], curvature).items():
+            found[name] = found[name] + value
+    return {name: torch.from_numpy(value) for name, value in found.items()}
 
 
-def _sums(family: str, t: Array, z: Array, y: Array, curvature: Curvature) -> dict[str, Array]:
+def _sums(family: str, at: Array, z: Array, y: Array, curvature: Curvature) -> dict[str, Array]:
     """The same with classes first: sums over a handful of classes then run along contiguous samples."""
     (k, n), z = z.shape, np.ascontiguousarray(z)
-    if t.shape != (n_parameters(family, k),):
-        raise ValueError(f"{t.shape} parameters of {family} for {k} classes")
     if family == "matrix":
-        w = t.reshape(k, k + 1)
-        p, shift = w[:, :k] @ z, w[:, k]
+        w = at.reshape(-1, k + 1)
+        p = (w[:, :k] @ z + w[:, k:]).reshape(len(at), k, n)
     else:
         scales = k if family == "vector" else 1
-        p, shift = t[:scales, None] * z, t[scales:]
-    if family != "temperature":
-        p += shift[:, None]
-    p -= highest(p, axis=0)
-    label = y, np.arange(n)
-    of_label = add(p[label])
+        p = at[:, :scales, None] * z
+        if family != "temperature":
+            p += at[:, scales:, None]
+    p -= highest(p, axis=1, keepdims=True)
+    of_label = add(p[:, y, np.arange(n)], axis=1)
     torch.from_numpy(p).exp_()  # twice as fast as NumPy's
-    total = add(p, axis=0)
+    total = add(p, axis=1, keepdims=True)
     p /= total
     derivatives = {"matrix": _of_matrix, "vector": _of_vector}.get(family, _of_scale)
-    return {"loss": add(np.log(total)) - of_label} | derivatives(family, p, z, y, label, curvature)
+    return {"loss": add(np.log(total), axis=(1, 2)) - of_label} | derivatives(family, p, z, y, curvature)
 
 
-def _of_scale(family: str, p: Array, z: Array, y: Array, label: Any, curvature: Curvature) -> dict[str, Array]:
+def _of_scale(family: str, p: Array, z: Array, y: Array, curvature: Curvature) -> dict[str, Array]:
     """Temperature and bias. Deviations are taken from each sample's mean logit, so that what is left of a variance where
     one class has all the probability is no rounding error."""
-    mean = add(z * p, axis=0)
-    scale = np.array([add(mean) - add(z[label])])
-    by_shift = add(p, axis=1)
+    mean = np.einsum("mkn,kn->mn", p, z)
+    scale = (add(mean, axis=1) - add(z[y, np.arange(len(y))]))[:, None]
+    by_shift = add(p, axis=2)
     sums = {
-        "grad": scale if family == "temperature" else np.concatenate([scale, by_shift - np.bincount(y, None, len(z))])
+        "grad": scale
+        if family == "temperature"
+        else np.concatenate([scale, by_shift - np.bincount(y, None, len(z))], 1)
     }
     if curvature == "none":
         return sums
-    off = z - mean
-    across = off * p
+    off, first = z - mean[0], p[0]
+    across = off * first
     variance = np.vdot(across, off)
     if family == "temperature":
-        return sums | {"hess": np.array([[variance]])}
+        return sums | {"hess": np.array([variance])}
     if curvature == "diagonal":
-        return sums | {"diag": np.concatenate([[variance], by_shift - np.einsum("ij,ij->i", p, p)])}
+        return sums | {"diag": np.concatenate([[variance], by_shift[0] - np.einsum("ij,ij->i", first, first)])}
     hess = np.empty((len(z) + 1, len(z) + 1))
     hess[0, 0] = variance
-    hess[0, 1:] = hess[1:, 0] = add(across, axis=1)
-    hess[1:, 1:] = np.diag(by_shift) - p @ p.T
-    return sums | {"hess": hess}
+    hess[0, 1:] = add(across, axis=1)
+    hess[1:, 1:] = np.diag(by_shift[0]) - first @ first.T
+    return sums | {"hess": hess[_pairs(len(hess))[:2]]}
 
 
-def _of_vector(family: str, p: Array, z: Array, y: Array, label: Any, curvature: Curvature) -> dict[str, Array]:
+def _of_vector(family: str, p: Array, z: Array, y: Array, curvature: Curvature) -> dict[str, Array]:
     """A scale and a shift for each class: Σ (E[d dᵀ] − E[d] E[d]ᵀ), where E[d] is z_k p_k by scales, p_k by shifts.
 
-    The diagonal comes with what couples each class's scale with its shift: 3 K numbers, where the whole has 4 K².
+    The diagonal comes with what couples each class's scale with its shift: 3 K numbers, where the whole has about 2 K².
     """
-    k = len(z)
-    mean = np.concatenate([z * p, p])
-    by_scale, by_shift = add(mean[:k], axis=1), add(p, axis=1)
-    sums = {"grad": np.concatenate([by_scale - np.bincount(y, z[label], k), by_shift - np.bincount(y, None, k)])}
+    k, of_label = len(z), z[y, np.arange(len(y))]
+    by_scale, by_shift = np.einsum("mkn,kn->mk", p, z), add(p, axis=2)
+    target = np.concatenate([np.bincount(y, of_label, k), np.bincount(y, None, k)])
+    sums = {"grad": np.concatenate([by_scale, by_shift], 1) - target}
     if curvature == "none":
         return sums
+    mean = np.concatenate([z * p[0], p[0]])
     square = np.einsum("ij,ij->i", mean[:k], z)
     if curvature == "diagonal":
-        own = np.concatenate([square, by_shift]) - np.einsum("ij,ij->i", mean, mean)
-        return sums | {"diag": own, "cross": by_scale - np.einsum("ij,ij->i", mean[:k], p)}
-    hess, size = -(mean @ mean.T), 2 * k
-    flat = hess.ravel()  # a view, in which diagonals have the stride size + 1
-    flat[:: size + 1] += np.concatenate([square, by_shift])
-    flat[k : k * size : size + 1] += by_scale
-    flat[k * size :: size + 1] += by_scale
-    return sums | {"hess": hess}
+        own = np.concatenate([square, by_shift[0]]) - np.einsum("ij,ij->i", mean, mean)
+        return sums | {"diag": own, "cross": by_scale[0] - np.einsum("ij,ij->i", mean[:k], p[0])}
+    hess = -(mean @ mean.T)
+    hess[np.diag_indices(2 * k)] += np.concatenate([square, by_shift[0]])
+    hess[np.arange(k), np.arange(k, 2 * k)] += by_scale[0]
+    return sums | {"hess": hess[_pairs(2 * k)[:2]]}
 
 
-def _of_matrix(family: str, p: Array, z: Array, y: Array, label: Any, curvature: Curvature) -> dict[str, Array]:
-    x = np.concatenate([z, np.ones((1, z.shape[1]))])
+def _of_matrix(family: str, p: Array, z: Array, y: Array, curvature: Curvature) -> dict[str, Array]:
+    k, n = z.shape
+    x = np.concatenate([z, np.ones((1, n))])
     sums: dict[str, Array] = {}
-    if curvature == "full":
-        sums["hess"] = _matrix_hessian(p, x)
+    first, (i, j, _) = p[0], _pairs(k + 1)
+    if curvature == "full":  # Σ (p_c δ_cd − p_c p_d) x_i x_j, each pair of classes and of inputs once
+        c, d = np.triu_indices(k, 1)
+        sums["hess"] = (first[c] * first[d]) @ -(x[i] * x[j]).T
+    elif curvature == "blocks":
+        sums["blocks"] = (first - first * first) @ (x[i] * x[j]).T
     elif curvature == "diagonal":
-        sums["diag"] = ((p - p * p) @ (x * x).T).ravel()
-    p[label] -= 1
-    return sums | {"grad": (p @ x.T).ravel()}
-
-
-def _matrix_hessian(p: Array, x: Array) -> Array:
-    """Σ (p_c δ_cd − p_c p_d) x_i x_j: each pair of classes, and of inputs, is worked out once."""
-    k, width = len(p), len(x)
-    (c, d, classes), (i, j, inputs) = _pairs(k), _pairs(width)
-    of_classes = p[c] * p[d]
-    of_classes[classes.diagonal()] -= p
-    packed = of_classes @ -(x[i] * x[j]).T
-    whole = packed[classes[:, None, :, None], inputs[None, :, None, :]]  # (class, input, class, input)
-    return whole.reshape(k * width, k * width)
+        sums["diag"] = ((first - first * first) @ (x * x).T).ravel()
+    p[:, y, np.arange(n)] -= 1
+    return sums | {"grad": (p.reshape(len(p) * k, n) @ x.T).reshape(len(p), k * (k + 1))}
 
 
 @cache
@@ -187,11 +213,33 @@ def _pairs(n: int) -> tuple[Array, Array, Array]:
     return first, second, number
 
 
-def curvature_sums(t: Tensor, z: Tensor) -> Tensor:
-    """A client's half: the matrix family's Hessian blocks of each class with itself, (K, K+1, K+1), at a vector map.
+# --- what travels of symmetric matrices ------------------------------------------------------------------------------
 
-    Sent once. As L-BFGS's preconditioner it cuts the rounds that a matrix over 100 classes needs from 280 to 50.
+
+def pack_symmetric(matrix: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix, as one row."""
+    first, second, _ = _pairs(len(matrix))
+    return matrix[first, second]
+
+
+def unpack_symmetric(packed: Tensor) -> Tensor:
+    """The symmetric matrices whose upper triangles stand along the last axis."""
+    size = int((2 * packed.shape[-1]) ** 0.5)
+    return packed[..., torch.from_numpy(_pairs(size)[2])]
+
+
+def unpack_hessian(family: str, packed: Tensor) -> Tensor:
+    """A Hessian from what travels of it: each pair of parameters once.
+
+    Of a matrix it is each pair of different classes, and of inputs. Classes add up to 0, so that the rest follows.
     """
-    p = apply_linear("vector", t, z).softmax(dim=1)
-    x = torch.nn.functional.pad(z, (0, 1), value=1.0)
-    return torch.stack([x.T @ ((q * (1 - q))[:, None] * x) for q in p.T])
+    if family != "matrix":
+        return unpack_symmetric(packed)
+    k = int((2 * len(packed)) ** 0.5) + 1
+    between = packed.new_zeros(k, k, packed.shape[1])
+    c, d = np.triu_indices(k, 1)
+    between[c, d] = between[d, c] = packed
+    classes = torch.arange(k)
+    between[classes, classes] = -between.sum(1)
+    whole = unpack_symmetric(between)  # (class, class, input, input)
+    return whole.transpose(1, 2).reshape(k * (k + 1), k * (k + 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -61,24 +62,64 @@ def _follow(knots: Tensor, v: Tensor) -> Tensor:
     return y[right - 1] + share * (y[right] - y[right - 1]) + (v - inside)
 
 
-# --- fitting: clients' halves, then the server's ---------------------------------------------------------------------
+# --- fitting: a client's half, then the server's ---------------------------------------------------------------------
 
 
-def beta_sums(t: Tensor, log_p: Tensor, log_q: Tensor, hit: Tensor) -> dict[str, Tensor]:
-    """A client's half: loss, gradient and Hessian of "is the top label right?" under the beta map."""
-    x = torch.stack([log_p, log_q, torch.ones_like(log_p)], dim=1)
-    v = x @ t
-    q = v.sigmoid()
-    return {
-        "loss": bernoulli(v, hit).sum(),
-        "grad": x.T @ (q - hit.double()),
-        "hess": x.T @ ((q * (1 - q))[:, None] * x),
-    }
+def fine_histogram(log_p: Tensor, log_q: Tensor, hit: Tensor) -> Tensor:
+    """A client's half: samples, hits, and summed p, log p and −log(1 − p) in each fine bin of log-odds, (5, bins)."""
+    bins = torch.bucketize((log_p + log_q).contiguous(), GRID)
+    rows = (torch.ones_like(log_p), hit.double(), log_p.exp(), log_p, log_q)
+    return torch.stack([torch.bincount(bins, row, N_FINE) for row in rows])
 
 
-def bernoulli(v: Tensor, hit: Tensor) -> Tensor:
-    """−log-likelihood of hits under log-odds v."""
-    return torch.nn.functional.softplus(torch.where(hit.bool(), -v, v))
+@dataclass(frozen=True)
+class Bins:
+    """The filled bins of a summed histogram: samples, hits, and mean log p and −log(1 − p) of each.
+
+    Bins are so narrow that a map of their means is the map of their samples.
+    """
+
+    count: Tensor
+    hits: Tensor
+    log_p: Tensor
+    log_q: Tensor
+
+    @classmethod
+    def of(cls, histogram: Tensor) -> Bins:
+        """Read a summed histogram."""
+        count, hits, _, log_p, log_q = histogram[:, histogram[0] > 0]
+        return cls(count, hits, log_p / count, log_q / count)
+
+    def losses(self, maps: Params) -> tuple[Tensor, Tensor]:
+        """Each bin's loss of a miss and of a hit, under a map."""
+        v = map_log_odds(maps, self.log_p, self.log_q)
+        return torch.nn.functional.softplus(v), torch.nn.functional.softplus(-v)
+
+    def total(self, of_miss: Tensor, of_hit: Tensor) -> float:
+        """Add up what each miss and each hit counts."""
+        return float((self.count - self.hits) @ of_miss + self.hits @ of_hit)
+
+
+def fit_beta(histogram: Tensor, tol: float = 1e-9) -> Tensor:
+    """The server's half: the beta map of a summed histogram, with a sample's worth of prior at the identity."""
+    bins, mean = Bins.of(histogram), torch.tensor(IDENTITY, dtype=torch.float64)
+    x = torch.stack([bins.log_p, bins.log_q, torch.ones_like(bins.log_p)], dim=1)
+
+    def value(t: Tensor) -> float:
+        return bins.total(*bins.losses({"beta": t})) + 0.5 * float((t - mean).square().sum())
+
+    t, scale = mean, 1.0
+    for _ in range(60):
+        q = (x @ t).sigmoid()
+        gradient = x.T @ (bins.count * q - bins.hits) + t - mean
+        move = beta_step(x.T @ ((bins.count * q * (1 - q))[:, None] * x) + torch.eye(3, dtype=t.dtype), gradient, t)
+        scale, before = 1.0, value(t)
+        while scale > 1e-9 and not value(t + scale * move) <= before:
+            scale /= 2
+        t = t + scale * move
+        if -float(gradient @ move) < tol or scale <= 1e-9:
+            break
+    return t
 
 
 def beta_step(hessian: Tensor, gradient: Tensor, t: Tensor) -> Tensor:
@@ -97,16 +138,9 @@ def beta_step(hessian: Tensor, gradient: Tensor, t: Tensor) -> Tensor:
     return best
 
 
-def fine_histogram(log_p: Tensor, log_q: Tensor, hit: Tensor) -> Tensor:
-    """A client's half: samples, summed confidence and hits in each fine bin of log-odds, (3, bins)."""
-    bins = torch.bucketize((log_p + log_q).contiguous(), GRID)
-    rows = (torch.ones_like(log_p), log_p.exp(), hit.double())
-    return torch.stack([torch.bincount(bins, row, N_FINE) for row in rows])
-
-
 def hist_knots(histogram: Tensor, pseudo: float, n_bins: int = 15) -> Tensor:
     """The server's half: (2, n) knots from the summed histogram, `pseudo` samples per bin pulling to the identity."""
-    count, confidence, hits = histogram.numpy()
+    count, hits, confidence = histogram[:3].numpy()
     starts = equal_mass(count, n_bins)
     parts = [p.sum(1) for p in np.split(np.stack([count, confidence, hits]), starts[1:], axis=1)]
     n, total, right = np.array([p for p in parts if p[0] > 0] or [[1.0, 0.5, 0.5]]).T

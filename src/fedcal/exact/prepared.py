@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedcal.base.folds import FEWEST, FOLDS, folds, part
+from fedcal.base.folds import FEWEST, FOLDS, folds
 from fedcal.base.logits import BLOCK
 from fedcal.exact.linear import apply_linear, centred_columns
 from fedcal.exact.temperature import KEPT, temperature_sums
@@ -38,7 +38,7 @@ class Prepared:
 
     def __init__(self, read: Callable[[], tuple[Tensor, Tensor]], counts: list[int] | None = None) -> None:
         self._read, self._counts = read, counts
-        self._latest: tuple[tuple[float, bool], Part] | None = None
+        self._latest: tuple[bool, Part] | None = None
         self.fewest = FEWEST  # samples in a fold
 
     @cached_property
@@ -64,11 +64,10 @@ class Prepared:
             return torch.zeros((), dtype=torch.int64).expand(len(self.labels))
         return torch.repeat_interleave(torch.arange(len(self.counts)), torch.tensor(self.counts))
 
-    def part(self, share: float = 1.0, folded: bool = True) -> Part:
-        """Return that share of the samples, sorted by fold if `folded`; the latest result is kept."""
-        key = share, folded
-        if self._latest is None or self._latest[0] != key:
-            self._latest = key, Part(self, share, folded)
+    def part(self, folded: bool = True) -> Part:
+        """Return the samples, sorted by fold if `folded`; the latest result is kept."""
+        if self._latest is None or self._latest[0] != folded:
+            self._latest = folded, Part(self, folded)
         return self._latest[1]
 
 
@@ -81,9 +80,13 @@ class Chunk:
     sizes: list[int]
 
     def outside(self, fold: int) -> tuple[Tensor, Tensor]:
-        """Return logits and labels of the samples outside this fold."""
-        columns, y = outside(self.sizes, fold, self.z.T, self.y)
-        return columns.T, y
+        """Return logits and labels of the samples outside this fold; all of them for ALL."""
+        if fold == ALL or not self.sizes[fold]:
+            return self.z, self.y
+        first = sum(self.sizes[:fold])
+        after = first + self.sizes[fold]
+        columns = torch.cat([self.z.T[:, :first], self.z.T[:, after:]], 1)
+        return columns.T, torch.cat([self.y[:first], self.y[after:]])
 
     def out_of_fold(self, fold_map: FoldMap) -> Tensor:
         """Apply to each sample the map that was fitted without its fold."""
@@ -97,11 +100,11 @@ class Chunk:
 class Part:
     """Samples in the order that sums want: one fold after the other."""
 
-    def __init__(self, samples: Prepared, share: float, folded: bool) -> None:
+    def __init__(self, samples: Prepared, folded: bool) -> None:
         self._samples, self._logits, self._rows = samples, samples.logits, None
         self.k, self.sizes = samples.logits.shape[1], [len(samples.labels), *[0] * (FOLDS - 1)]  # samples of each fold
-        if folded or share < 1:
-            self._rows, self.sizes = _rows(samples, share, folded)
+        if folded:
+            self._rows, self.sizes = _rows(samples)
         self.y = samples.labels if self._rows is None else samples.labels[self._rows]
 
     @property
@@ -149,42 +152,8 @@ class Part:
         return temperature_sums(self.logits, self.y)
 
 
-def outside(sizes: list[int], fold: int, *values: Tensor) -> list[Tensor]:
-    """Leave a fold out of values whose last axis runs along the samples, fold after fold.
-
-    Args:
-        sizes: samples of each fold.
-        fold: the fold to leave out, or ALL to leave nothing out.
-        values: tensors.
-
-    Returns:
-        Each of `values` without that fold.
-    """
-    if fold == ALL or not sizes[fold]:
-        return list(values)
-    first = sum(sizes[:fold])
-    after = first + sizes[fold]
-    return [torch.cat([value[..., :first], value[..., after:]], -1) for value in values]
-
-
-def _rows(samples: Prepared, share: float, folded: bool) -> tuple[Tensor, list[int]]:
-    """The samples of that share in the order of their folds, and how many are of each; every client has its own folds.
-
-    A sample's fold is the one that it has among all samples of its client.
-    """
-    if (
-        len(samples.counts) == 1 and share == 1
-    ):  # the general case below would hold several arrays of the samples' length
-        fold = folds(samples.logits, samples.labels, samples.fewest)
-        return fold.argsort(stable=True), fold.bincount(minlength=FOLDS).tolist()
-    rows, found, first = [], [], 0
-    for count in samples.counts:
-        logits, labels = samples.logits[first : first + count], samples.labels[first : first + count]
-        mine = part(share, logits, labels) if share < 1 else torch.arange(count)
-        rows.append(first + mine)
-        found.append(
-            folds(logits, labels, samples.fewest)[mine] if folded and len(mine) else torch.zeros_like(mine).char()
-        )
-        first += count
-    fold = torch.cat(found)
-    return torch.cat(rows)[fold.argsort(stable=True)], fold.bincount(minlength=FOLDS).tolist()
+def _rows(samples: Prepared) -> tuple[Tensor, list[int]]:
+    """The samples in the order of their folds, and how many are of each; every client has its own folds."""
+    pairs = zip(samples.logits.split(samples.counts), samples.labels.split(samples.counts), strict=True)
+    fold = torch.cat([folds(logits, labels, samples.fewest) for logits, labels in pairs])
+    return fold.argsort(stable=True), fold.bincount(minlength=FOLDS).tolist()

@@ -8,13 +8,15 @@ and a client's label counts are all it takes, also for a client that never took 
 * P_c is the client's counts, smoothed towards P by α pseudo-samples. α comes from the sum over clients of the likelihood of
   their counts: it finds out how unlike the clients are.
 * s is how far the assumption holds. Each client weighs a grid of strengths by the likelihood of its own labels (each label
-  left out of the counts that judge it); what strengths are common is learnt over clients by EM, from sums of these weights.
-  Where label shift is not what sets clients apart, s goes to 0 and nothing is done.
+  left out of the counts that judge it) and by what is common in the federation: one of the beta distributions over
+  strengths in `common`, or rather their mean, weighed by the sum over clients of the likelihood that each gives the client's
+  labels. Where label shift is not what sets clients apart, s goes to 0 and nothing is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -22,6 +24,8 @@ from torch import Tensor
 from fedcal.base.logits import Params
 
 STRENGTHS = torch.linspace(0, 1, 11, dtype=torch.float64)
+MEANS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
+CONCENTRATIONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 ALPHAS = torch.logspace(-0.5, 4, 10, dtype=torch.float64)  # pseudo-samples, half a decade apart
 
 
@@ -65,6 +69,35 @@ def shift_likelihood(
         of_label = shifted.gather(1, y.expand(len(STRENGTHS), 1, -1))[:, 0]
         found.index_add_(0, client, (of_label - shifted.logsumexp(1)).T)
     return found
+
+
+@cache
+def common() -> Tensor:
+    """Distributions over the strengths that may be common in a federation, (distributions, strengths).
+
+    First each strength alone; then beta distributions of every mean and several concentrations.
+    """
+    edges = torch.cat([torch.zeros(1), (STRENGTHS[1:] + STRENGTHS[:-1]).float() / 2, torch.ones(1)]).double()
+    steps = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+    rows = []
+    for mean in MEANS:
+        for concentration in CONCENTRATIONS:
+            a, b = mean * concentration, (1 - mean) * concentration
+            density = (a - 1) * steps.log() + (b - 1) * torch.log1p(-steps)
+            mass = (density - density.max()).exp()
+            rows.append(torch.bincount(torch.bucketize(steps, edges[1:-1]), mass, len(STRENGTHS)))
+    beta = torch.stack(rows)
+    return torch.cat([torch.eye(len(STRENGTHS), dtype=torch.float64), beta / beta.sum(1, keepdim=True)])
+
+
+def evidence(likelihood: Tensor) -> Tensor:
+    """Log-likelihood of the clients' labels, (clients, strengths), under each of the distributions in `common`, summed."""
+    return (common().log() + likelihood[:, None]).logsumexp(-1).sum(0)
+
+
+def weights_of(evidence: Tensor) -> Tensor:
+    """The server's half: what strengths are common, by the mean of the distributions in `common`, weighed by evidence."""
+    return evidence.softmax(0) @ common()
 
 
 def posterior(likelihood: Tensor, weights: Tensor) -> Tensor:

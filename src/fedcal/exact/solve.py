@@ -1,11 +1,14 @@
-"""The server's half of exact fits: solvers as generators that yield parameters and are sent the clients' sums.
+"""The server's half of exact fits: quasi-Newton descents, many of them side by side, one round of messages for all.
 
-    solver = newton(start, prior)
-    t = next(solver)                      # ask the clients for their sums at t …
-    t = solver.send({"loss": …, "grad": …, "hess": …})        # … and so on, until StopIteration carries the fit
+A `Descent` looks for the optimum of one map. Descents of one family form a `Group`, which asks for the loss and gradient of
+all its maps, but for the curvature of one of them only, the lead: the others are close enough for it to serve them too,
+corrected by what their own steps have shown (L-BFGS). To the lead itself it is exact, and its step is Newton's.
 
-Whoever drives the generator decides how sums are gathered: a loop in memory, files, Flower, secure aggregation. Several
-solvers advance in `lockstep`, one round of messages for all of them.
+    full        the whole Hessian of the lead, in every round
+    blocks      of a large matrix, the Hessian of each class with itself, once
+    diagonal    of other large families, what couples each class with itself, in every round
+
+Whoever drives the generators decides how sums are gathered: a loop in memory, files, Flower, secure aggregation.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,165 +24,104 @@ from torch import Tensor
 
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalWarning
-from fedcal.exact.queries import Several, SumQuery
+from fedcal.exact.linear import Curvature, unpack_hessian, unpack_symmetric
+from fedcal.exact.prepared import ALL
+from fedcal.exact.queries import LinearSums, Points, SumQuery
 
 Sums = dict[str, Tensor]
-Solver = Generator[Tensor, Sums, Tensor]
 Program = Generator[SumQuery, Sums, Any]  # yields queries, is sent the sums of the replies, returns the result
-
-
-@dataclass(frozen=True)
-class Prior:
-    """½ Σ precision · (t − mean)², and on a scale b = t[0] > 0 a Gamma prior of mode m worth g samples.
-
-    The Gamma part, g (b/m − 1 − log b/m), is convex and bounds what separable or single samples leave open.
-    """
-
-    mean: Tensor
-    precision: Tensor
-    g: float = 0.0
-    m: float = 1.0
-
-    def reach(self, t: Tensor, move: Tensor) -> float:
-        """The share of a step that may be taken: a scale stays above 0, and shrinks to a tenth at once at most."""
-        b, change = float(t[0]), float(move[0])
-        return min(1.0, -0.9 * b / change) if self.g and change < 0 else 1.0
-
-    def __call__(self, t: Tensor) -> tuple[float, Tensor, Tensor]:
-        """Value, gradient and the Hessian's diagonal; a scale must be positive."""
-        off = t - self.mean
-        gradient, curvature = self.precision * off, self.precision
-        value = 0.5 * float(gradient @ off)
-        if self.g:
-            b = float(t[0]) / self.m
-            value += self.g * (b - 1 - math.log(b))
-            gradient, curvature = gradient.clone(), curvature.clone()
-            gradient[0] += self.g * (1 - 1 / b) / self.m
-            curvature[0] += self.g / float(t[0]) / float(t[0])
-        return value, gradient, curvature
-
-
-Step = Callable[[Tensor, Tensor, Tensor], Tensor]  # (Hessian, gradient, where) -> step
-Precondition = Callable[[Sums, Tensor], Callable[[Tensor], Tensor]]  # (reply, the prior's curvature) -> H⁻¹, roughly
+Inverse = Callable[[Tensor], Tensor]  # a gradient ↦ the inverse Hessian times it
 SMALLEST = 1e-15  # share of a step: where even less would be needed, there is none
 MEMORY = 30  # steps that L-BFGS remembers
 
 
-def newton_step(hessian: Tensor, gradient: Tensor, _: Tensor) -> Tensor:
-    """−H⁻¹ g, scaled to a unit diagonal first; flat directions (a class that nobody has) are left alone."""
+@dataclass(frozen=True)
+class Prior:
+    """A ridge on all of a map but its scale, and a Gamma prior of mode m, worth one sample, on its scale.
+
+    A map is t = b · identity + the rest, with the rest orthogonal to the identity. The ridge is ½ Σ precision · rest²: maps
+    are shrunk towards the closest multiple of the identity, which is a temperature's. The Gamma part, b/m − 1 − log b/m, is
+    convex and bounds what separable or single samples leave open.
+    """
+
+    identity: Tensor
+    precision: Tensor  # the same for all parameters in which the identity is not 0
+    m: float = 1.0
+
+    @property
+    def towards(self) -> Tensor:
+        """The vector whose product with a map is its scale b."""
+        return self.identity / self.identity.square().sum()
+
+    def scale(self, t: Tensor) -> float:
+        return float(self.towards @ t)
+
+    def reach(self, t: Tensor, move: Tensor) -> float:
+        """The share of a step that may be taken: a scale stays above 0, and shrinks to a tenth at once at most."""
+        b, change = self.scale(t), self.scale(move)
+        return min(1.0, -0.9 * b / change) if change < 0 else 1.0
+
+    def __call__(self, t: Tensor) -> tuple[float, Tensor]:
+        """Value and gradient; the scale must be positive."""
+        b = self.scale(t)
+        rest = t - b * self.identity
+        ridge = self.precision * rest
+        value = 0.5 * float(ridge @ rest) + b / self.m - 1 - math.log(b / self.m)
+        return value, ridge + (1 / self.m - 1 / b) * self.towards
+
+    def along_scale(self, t: Tensor) -> float:
+        """κ of the Hessian, which is diag(precision) + κ · towards towardsᵀ."""
+        support = self.identity != 0
+        return 1 / self.scale(t) ** 2 - float(self.precision[support].sum())
+
+    def turned(self, t: Tensor, move: Tensor) -> Tensor:
+        """The Hessian at t times a step."""
+        return self.precision * move + self.along_scale(t) * self.scale(move) * self.towards
+
+
+# --- curvature -------------------------------------------------------------------------------------------------------
+
+
+def inverse_of(family: str, sums: Sums, prior: Prior, t: Tensor, share: float = 1.0) -> Inverse:
+    """The inverse of that share of a summed Hessian (of as much as is known of it), plus the prior's at t."""
+    if "hess" in sums:
+        hessian = share * unpack_hessian(family, sums["hess"]) + torch.diag(prior.precision)
+        return _of_full(hessian + prior.along_scale(t) * torch.outer(prior.towards, prior.towards))
+    if "blocks" in sums:
+        solve = _of_blocks(share * unpack_symmetric(sums["blocks"]), prior.precision)
+    else:
+        solve = _by_class({name: share * sums[name] for name in ("diag", "cross") if name in sums}, prior.precision)
+    kappa, through = prior.along_scale(t), solve(prior.towards)
+    bend = 1 + kappa * prior.scale(through)  # Sherman and Morrison
+    if not bend > 1e-3:  # the data alone hold the scale: what is known of them is too rough to say how
+        return solve
+    return lambda gradient: (q := solve(gradient)) - kappa / bend * prior.scale(q) * through
+
+
+def _of_full(hessian: Tensor) -> Inverse:
+    """Scaled to a unit diagonal first; flat directions (a class that nobody has) are left alone."""
     scale = hessian.diagonal().clamp_min(1e-300).sqrt()
     scaled = hessian / scale / scale[:, None]
     scaled.diagonal().add_(1e-13)
-    step, singular = torch.linalg.solve_ex(scaled, gradient / scale)
-    return -(gradient / scale if singular else step) / scale
+    factors, pivots, singular = torch.linalg.lu_factor_ex(scaled)
+    if int(singular):
+        return lambda gradient: gradient / scale / scale
+    return lambda gradient: torch.linalg.lu_solve(factors, pivots, (gradient / scale)[:, None])[:, 0] / scale
 
 
-def newton(t: Tensor, prior: Prior, tol: float = 1e-10, step: Step = newton_step, max_rounds: int = 60) -> Solver:
-    """Damped Newton, until a step would gain less than `tol` nats of the whole summed loss; that is still taken."""
-
-    def look(t: Tensor, sums: Sums, gradient: Tensor, curvature: Tensor) -> tuple[Tensor, float]:
-        hessian = sums["hess"] + torch.diag(curvature)
-        move = step(hessian, gradient, t)
-        return move, -float(gradient @ move) - 0.5 * float(move @ hessian @ move)
-
-    return (yield from _descend(t, prior, look, tol, max_rounds, last_step=1.0))
-
-
-def lbfgs(t: Tensor, prior: Prior, precondition: Precondition, tol: float = 1e-4, max_rounds: int = 200) -> Solver:
-    """L-BFGS with a preconditioner made of each reply, for fits with too many parameters to send a Hessian."""
-    pairs: list[tuple[Tensor, Tensor, float]] = []
-    before: list[tuple[Tensor, Tensor]] = []  # the last accepted parameters, and their gradient
-
-    def look(t: Tensor, sums: Sums, gradient: Tensor, curvature: Tensor) -> tuple[Tensor, float]:
-        if before:
-            moved, turned = t - before[0][0], gradient - before[0][1]
-            if float(moved @ turned) > 0:
-                pairs.append((moved, turned, 1 / float(moved @ turned)))
-        del pairs[:-MEMORY]
-        before[:] = [(t, gradient)]
-        move = -_two_loop(gradient, pairs, precondition(sums, curvature))
-        return move, -0.5 * float(gradient @ move)
-
-    return (yield from _descend(t, prior, look, tol, max_rounds, last_step=0.0))
-
-
-Look = Callable[[Tensor, Sums, Tensor, Tensor], tuple[Tensor, float]]
-
-
-def _descend(t: Tensor, prior: Prior, look: Look, tol: float, max_rounds: int, last_step: float) -> Solver:
-    """Take steps that are shortened until the loss falls, until one would gain less than `tol`.
-
-    Args:
-        t: where to start.
-        prior: added to the summed loss.
-        look: gives the step from a point with these sums, gradient and prior's curvature, and what it would gain.
-        tol: nats.
-        max_rounds: points at most.
-        last_step: the share of the last step that is still taken.
-    """
-    best, best_loss, move, promised, scale = t, math.inf, torch.zeros_like(t), 0.0, 1.0
-    for _ in range(max_rounds):
-        sums = yield t
-        value, gradient, curvature = prior(t)
-        loss, gradient = float(sums["loss"]) + value, sums["grad"] + gradient
-        if math.isfinite(loss) and loss <= best_loss - 1e-4 * scale * promised + 1e-12 * abs(loss):
-            best, best_loss = t, loss
-            move, gain = look(t, sums, gradient, curvature)
-            promised, scale = -float(gradient @ move), prior.reach(t, move)
-            if not math.isfinite(promised):
-                return t
-            if gain < tol:
-                return t + last_step * scale * move if last_step else t
-        else:
-            scale *= _shorter(scale * promised, loss - best_loss)
-        if scale < SMALLEST:
-            return _stopped(best, "no step that it finds gains anything")
-        t = best + scale * move
-    return _stopped(best, f"its limit of {max_rounds} steps is reached")
-
-
-def _shorter(promised: float, rise: float) -> float:
-    """By how much to shorten a step that rose where it should have fallen: to the lowest point of the parabola through
-    what is known, within reason."""
-    if not math.isfinite(rise):
-        return 1e-3
-    return min(max(promised / (2 * max(rise + promised, 1e-300)), 1e-3), 0.5)
-
-
-def _stopped(t: Tensor, reason: str) -> Tensor:
-    """The end of a search that has not arrived; whoever fits should know."""
-    warnings.warn(
-        f"a fit of {t.numel()} parameters stopped short of its optimum ({reason}): are some of the logits extreme, or wrong?",
-        FedCalWarning,
-        stacklevel=2,
-    )
-    return t
-
-
-def _two_loop(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, float]], precondition: Any) -> Tensor:
-    """The inverse Hessian's estimate times the gradient (Nocedal & Wright, Algorithm 7.4)."""
-    q, weights = gradient.clone(), []
-    for moved, turned, rho in reversed(pairs):
-        weights.append(rho * float(moved @ q))
-        q -= weights[-1] * turned
-    q = precondition(q)
-    for (moved, turned, rho), weight in zip(pairs, reversed(weights), strict=True):
-        q += (weight - rho * float(turned @ q)) * moved
-    return q
-
-
-def by_blocks(blocks: Tensor, precision: Tensor) -> Precondition:
-    """The inverse of the matrix family's Hessian blocks, each class with itself, plus the prior's precision; fixed."""
+def _of_blocks(blocks: Tensor, precision: Tensor) -> Inverse:
+    """Each class of a matrix by itself."""
     k = len(blocks)
-    inverse = torch.linalg.inv(blocks + torch.diag_embed(precision.view(k, k + 1)))
-    return lambda sums, curvature: (
-        lambda gradient: torch.einsum("kij,kj->ki", inverse, gradient.view(k, k + 1)).flatten()
-    )
+    whole = blocks + torch.diag_embed(precision.view(k, k + 1))
+    scale = whole.diagonal(dim1=1, dim2=2).clamp_min(1e-300).sqrt()
+    scaled = whole / scale[:, None] / scale[:, :, None] + 1e-10 * torch.eye(k + 1, dtype=whole.dtype)
+    inverse = torch.linalg.inv(scaled) / scale[:, None] / scale[:, :, None]
+    return lambda gradient: torch.einsum("kij,kj->ki", inverse, gradient.view(k, k + 1)).flatten()
 
 
-def by_class(sums: Sums, curvature: Tensor) -> Callable[[Tensor], Tensor]:
-    """The inverse of what a reply tells of the Hessian: its diagonal, or (vector) each class's scale with its shift."""
-    diagonal = (sums["diag"] + curvature).clamp_min(1e-300)
+def _by_class(sums: Sums, precision: Tensor) -> Inverse:
+    """The diagonal, or (vector) each class's scale with its shift."""
+    diagonal = (sums["diag"] + precision).clamp_min(1e-300)
     if "cross" not in sums:
         return lambda gradient: gradient / diagonal
     a, c = diagonal.chunk(2)
@@ -196,51 +138,162 @@ def by_class(sums: Sums, curvature: Tensor) -> Callable[[Tensor], Tensor]:
     return solve
 
 
-def lockstep(
-    query: Callable[[dict[int, Tensor]], SumQuery], solvers: dict[int, Solver]
-) -> Generator[SumQuery, Sums, dict[int, Tensor]]:
-    """Advance several solvers side by side, one round of messages for all of them.
+# --- one fit -----------------------------------------------------------------------------------------------------------
 
-    Args:
-        query: makes one query of the parameters at which the solvers want sums, by fold.
-        solvers: one per fold.
 
-    Returns:
-        What each solver arrives at.
+@dataclass
+class Descent:
+    """A search for the map with the least summed loss plus prior: `receive` sums at `t` until it is `done`.
+
+    Steps are shortened until the loss falls. It ends when a step would gain less than `tol` nats; that is still taken.
     """
-    at, found = {fold: next(solver) for fold, solver in solvers.items()}, dict[int, Tensor]()
-    while at:
-        sums = yield query(dict(at))
-        for fold in list(at):
-            try:
-                at[fold] = solvers[fold].send(unnest(str(fold), sums))
-            except StopIteration as finished:
-                found[fold] = finished.value
-                del at[fold]
-    return {fold: found[fold] for fold in solvers}
+
+    t: Tensor
+    prior: Prior
+    tol: float
+    rounds: int  # at most; then the step that is due is taken unseen if `trusting`, else the best point seen is the fit
+    trusting: bool = False
+    inverse: Inverse | None = None  # the curvature to build on, where the group has none
+    done: bool = False
+    arrived: bool = False
+    stopped: str = ""  # why it has not arrived, if it has not
+    pairs: list[tuple[Tensor, Tensor]] = field(
+        default_factory=list
+    )  # steps, and what they turned the loss's gradient by
+    _best: Tensor | None = None
+    _gradient: Tensor | None = None  # of the loss alone, there
+    _loss: float = math.inf
+    _move: Tensor | None = None
+    _promised: float = 0.0
+    _scale: float = 1.0
+
+    def receive(self, loss: float, gradient: Tensor, inverse: Inverse, exact: bool) -> None:
+        """Take the sums at `t`, and go on to the next point.
+
+        Args:
+            loss: the summed loss.
+            gradient: its gradient.
+            inverse: of the Hessian, roughly.
+            exact: whether it is that of the Hessian at `t` itself.
+        """
+        self.rounds -= 1
+        value, slope = self.prior(self.t)
+        whole, slack = loss + value, 1e-12 * abs(loss)
+        if math.isfinite(whole) and whole <= self._loss - 1e-4 * self._scale * self._promised + slack:
+            self._accept(whole, gradient, slope, inverse, exact)
+        else:
+            self._scale *= _shorter(self._scale * self._promised, whole - self._loss)
+        if self.done or self._move is None or self._best is None:
+            self.done = True
+            return
+        self.t = self._best + self._scale * self._move
+        if self._scale < SMALLEST:
+            self._stop("no step that it finds gains anything")
+        elif not self.rounds:
+            self._stop("its limit of steps is reached")
+
+    def _accept(self, whole: float, gradient: Tensor, slope: Tensor, inverse: Inverse, exact: bool) -> None:
+        if self._best is not None and self._gradient is not None:
+            moved, turned = self.t - self._best, gradient - self._gradient
+            self.pairs = [*self.pairs, (moved, turned)][-MEMORY:] if float(moved @ turned) > 0 else self.pairs
+        self._best, self._gradient, self._loss = self.t, gradient, whole
+        self._move = -inverse(gradient + slope) if exact else -self.corrected(inverse)(gradient + slope)
+        self._promised, self._scale = -float((gradient + slope) @ self._move), self.prior.reach(self.t, self._move)
+        if not math.isfinite(self._promised):
+            self.done = self.arrived = True
+        elif 0.5 * self._promised < self.tol:
+            self.t, self.done, self.arrived = self.t + self._scale * self._move, True, True
+
+    def _stop(self, reason: str) -> None:
+        self.done, self.stopped = True, reason
+        if not (self.trusting and self._scale > 1e-3) and self._best is not None:
+            self.t = self._best
+
+    def corrected(self, inverse: Inverse, share: float = 1.0) -> Inverse:
+        """The inverse Hessian's estimate, given what the steps have shown (Nocedal & Wright, Algorithm 7.4)."""
+        pairs = []
+        for moved, turned in self.pairs:
+            whole = share * turned + self.prior.turned(self.t, moved)
+            if (bent := float(moved @ whole)) > 0:
+                pairs.append((moved, whole, 1 / bent))
+
+        def two_loop(gradient: Tensor) -> Tensor:
+            q, weights = gradient.clone(), []
+            for moved, turned, rho in reversed(pairs):
+                weights.append(rho * float(moved @ q))
+                q -= weights[-1] * turned
+            q = inverse(q)
+            for (moved, turned, rho), weight in zip(pairs, reversed(weights), strict=True):
+                q = q + (weight - rho * float(turned @ q)) * moved
+            return q
+
+        return two_loop
 
 
-def in_parallel(*programs: Program) -> Generator[SumQuery, Sums, list[Any]]:
-    """Run programs side by side, their queries in one request as long as there are several; returns their results."""
-    queries, found = {i: next(program) for i, program in enumerate(programs)}, [None] * len(programs)
-    while queries:
-        running = list(queries)
-        sums = yield Several(tuple(queries.values()))
-        for position, i in enumerate(running):
-            try:
-                queries[i] = programs[i].send(unnest(str(position), sums))
-            except StopIteration as finished:
-                found[i] = finished.value
-                del queries[i]
-    return found
+def _shorter(promised: float, rise: float) -> float:
+    """By how much to shorten a step that rose where it should have fallen: to the lowest point of the parabola through
+    what is known, within reason."""
+    if not math.isfinite(rise):
+        return 1e-3
+    return min(max(promised / (2 * max(rise + promised, 1e-300)), 1e-3), 0.5)
 
 
-def with_share(share: float, program: Program) -> Program:
-    """Run the program with all its queries about that share of the samples."""
-    query = next(program)
-    while True:
-        sums = yield query.about(share) if share < 1 else query
-        try:
-            query = program.send(sums)
-        except StopIteration as finished:
-            return finished.value
+def warn_if_stopped(descent: Descent) -> None:
+    """Whoever fits one map should know where the search has not arrived."""
+    if descent.stopped:
+        warnings.warn(
+            f"a fit of {descent.t.numel()} parameters stopped short of its optimum ({descent.stopped}): are some of the "
+            "logits extreme, or wrong?",
+            FedCalWarning,
+            stacklevel=2,
+        )
+
+
+# --- many at once ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Group:
+    """Descents of one family over the samples outside one fold; their order is one in which neighbours are alike."""
+
+    family: str
+    descents: list[Descent]
+    curvature: Curvature
+    fold: int = ALL
+    known: Sums = field(default_factory=dict)  # the latest curvature
+    _asked: list[Descent] = field(default_factory=list)
+
+    def ask(self) -> Points:
+        """What is wanted of the clients: maps at one point once, the lead's first."""
+        live = [descent for descent in self.descents if not descent.done]
+        lead = live[len(live) // 2]
+        self._asked = [lead, *(descent for descent in live if descent is not lead)]
+        wanted = "none" if self.curvature == "blocks" and self.known else self.curvature
+        return Points(self.family, self.fold, wanted, torch.unique_consecutive(self._at(), dim=0))
+
+    def receive(self, sums: Sums) -> None:
+        """Hand the sums to the descents."""
+        told = {name: value for name, value in sums.items() if name not in ("loss", "grad")}
+        self.known = told or self.known
+        if "blocks" in told:  # costly to invert
+            for descent in self.descents:
+                descent.inverse = self.inverse(descent)
+        _, rows = torch.unique_consecutive(self._at(), dim=0, return_inverse=True)
+        for i, descent in zip(rows.tolist(), self._asked, strict=True):
+            inverse = descent.inverse or self.inverse(descent)
+            descent.receive(float(sums["loss"][i]), sums["grad"][i], inverse, exact=not i and self.curvature == "full")
+
+    def inverse(self, descent: Descent, share: float = 1.0) -> Inverse:
+        """The inverse of that share of the Hessian, and the prior's, as far as the group knows it."""
+        return inverse_of(self.family, self.known, descent.prior, descent.t, share)
+
+    def _at(self) -> Tensor:
+        return torch.stack([descent.t for descent in self._asked])
+
+
+def lockstep(groups: list[Group]) -> Program:
+    """Advance groups side by side until all their descents are done, one round of messages for all of them."""
+    while live := [group for group in groups if not all(descent.done for descent in group.descents)]:
+        sums = yield LinearSums(tuple(group.ask() for group in live))
+        for i, group in enumerate(live):
+            group.receive(unnest(str(i), sums))

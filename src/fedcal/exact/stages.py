@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedcal.base.folds import FOLDS
 from fedcal.base.logits import Params
-from fedcal.exact import maps, queries
-from fedcal.exact.linear import FAMILIES, Curvature, n_parameters, widen
+from fedcal.exact import maps, prior_shift, queries
+from fedcal.exact.linear import Curvature, identity, n_parameters, unpack_symmetric, widen
 from fedcal.exact.prepared import ALL, FoldMap
-from fedcal.exact.prior_shift import ALPHAS, STRENGTHS
-from fedcal.exact.queries import SumQuery
-from fedcal.exact.solve import (
-    Prior,
-    Sums,
-    by_blocks,
-    by_class,
-    in_parallel,
-    lbfgs,
-    lockstep,
-    newton,
-    with_share,
-)
+from fedcal.exact.queries import Points, SumQuery
+from fedcal.exact.solve import Descent, Group, Prior, Sums, lockstep, warn_if_stopped
 
-NEWTON_MAX = 300  # parameters up to which a Hessian is worth sending
-BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ numbers, are worth sending once
+NEWTON_MAX = (
+    110  # parameters up to which a Hessian travels in every round; of a matrix, classes up to MATRIX_NEWTON_MAX
+)
+MATRIX_NEWTON_MAX = 20
+BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ / 2 numbers, are worth sending once
 # Nats of the whole summed loss that a fit's last step may still gain. Newton squares what is left.
 FITTING = 1e-8
-TOWARDS = 1e-4  # of a fit that another one is shrunk towards
 CHOOSING = 1e-1  # of fits to choose among: standard errors of a choice are some nats
+ROUNDS = 60  # of one fit at most
+NEWTON_ROUNDS, OTHER_ROUNDS = 9, 10  # of fits to choose among, with whole Hessians and without
+FOLD_LARGE = (
+    200_000  # bytes of all candidates' fold gradients: if they are more, the best of each family are chosen first
+)
 PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
-RIDGES = {  # prior precisions in natural logit units, strong to weak
-    "bias": (1e2, 1e1, 1.0, 0.1),
-    "vector": (1e3, 1e2, 1e1, 1.0, 0.1),
-    "matrix": (1e4, 1e3, 1e2, 1e1, 1.0, 0.1, 0.01),
-}
-
-Fits = dict[int, Tensor]  # a map's parameters by fold
+OCTAVES = 2.0 ** torch.arange(-3, 4, dtype=torch.float64)  # scales around a first guess
 
 
 @dataclass
@@ -52,14 +42,13 @@ class Clients:
     n: float
     labels: Tensor  # (K,) how many samples of each class
     mode: float  # of 1/T: 1, or more where the logits are microscopic, and less where they are huge
-    begin: float  # a first guess of 1/T
+    begin: float  # a guess of 1/T
     folds_filled: bool
-    blocks: Tensor | None = None  # the matrix family's curvature, once asked for
     log: dict[str, float] = field(default_factory=dict)  # remarks for the report
 
 
 def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
-    """The first query: how much there is, and whether every fold has some of it."""
+    """The first two queries: how much there is, whether every fold has some of it, and about which scale it needs."""
     sums = yield queries.Start(folds=folded)
     n, squares, agreement = (float(sums[name]) for name in ("n", "squares", "agreement"))
     rms = (max(squares, 0.0) / max(n * k, 1)) ** 0.5  # noise for privacy may leave it negative
@@ -70,177 +59,222 @@ def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
         # and logits do not agree, b is small: from a large one, where every softmax is 0 or 1, no step could tell.
         guess = k * agreement / squares
         begin = guess if guess * rms > 1e-2 else 0.1 / rms
-    return Clients(k, n, sums["labels"], mode, begin, folded and bool((sums["folds"] > 0).all()))
+    clients = Clients(k, n, sums["labels"], mode, begin, folded and bool((sums["folds"] > 0).all()))
+    clients.begin = yield from _near_best_scale(clients)
+    return clients
 
 
-def prior_of(family: str, ridge: float, base: dict[str, Tensor], clients: Clients) -> tuple[Tensor, Prior]:
-    """Where a family's fit starts, and what it is shrunk towards: the fit of the family before it (the last in `base`).
+def _near_best_scale(clients: Clients) -> Generator[SumQuery, Sums, float]:
+    """1/T to about a per cent, mostly in one round: loss and slope on a grid, a cubic where the slope changes sign."""
+    prior, begin = prior_of("temperature", 0.0, clients), clients.begin
+    for _ in range(3):
+        grid = begin * OCTAVES
+        sums = yield queries.LinearSums((Points("temperature", ALL, "none", grid[:, None]),))
+        of_prior = [prior(b[None]) for b in grid]
+        losses = sums["0/loss"] + torch.tensor([value for value, _ in of_prior], dtype=torch.float64)
+        slopes = (sums["0/grad"][:, 0] + torch.cat([slope for _, slope in of_prior])) * grid * math.log(2)  # per octave
+        falling = int((slopes <= 0).sum())
+        if 0 < falling < len(grid):
+            below = slice(falling - 1, falling + 1)
+            return float(grid[falling - 1]) * 2.0 ** _lowest(*losses[below].tolist(), *slopes[below].tolist())
+        begin = float(grid[-1 if falling else 0])
+    return begin
 
-    The ridge counts in natural logit units, so that its scale has nothing to do with the net's: a deviation of a scale
-    is measured in units of b. Intercepts get at most a precision of 1.
+
+def _lowest(value: float, value_at_1: float, slope: float, slope_at_1: float) -> float:
+    """Where in [0, 1] the cubic with these values and slopes at both ends is lowest; it falls at first and rises at last."""
+    bend = slope + slope_at_1 - 3 * (value_at_1 - value)
+    root = math.sqrt(max(bend * bend - slope * slope_at_1, 0.0))
+    return min(max(1 - (slope_at_1 + root - bend) / max(slope_at_1 - slope + 2 * root, 1e-300), 0.0), 1.0)
+
+
+# --- linear maps -----------------------------------------------------------------------------------------------------
+
+
+def prior_of(family: str, ridge: float, clients: Clients) -> Prior:
+    """What a family's fit is shrunk towards: the closest temperature's map, with no intercepts.
+
+    The ridge counts in natural logit units, so that it has nothing to do with the net's scale: a deviation of a scale is
+    measured in units of b. Intercepts get at most a precision of 1, unless they are all that a family has.
     """
-    k = clients.k
+    k, none = clients.k, identity(family, clients.k)
+    scale, intercept = ridge / clients.begin**2, ridge if family == "bias" else min(ridge, 1.0)
     if family == "temperature":
-        begin, none = torch.tensor([clients.begin], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-        return begin, Prior(begin, none, g=1.0, m=clients.mode)
-    if family == "bias":
-        begin = widen("temperature", base.get("temperature", torch.tensor([clients.begin], dtype=torch.float64)), k)
-        precision = torch.cat([torch.zeros(1), torch.full((k,), ridge)]).double()
-        return begin, Prior(torch.zeros(k + 1, dtype=torch.float64), precision, g=1.0, m=clients.mode)
-    before = next(f for f in reversed(FAMILIES) if f in base and FAMILIES.index(f) < FAMILIES.index(family))
-    mean = base[before]
-    for step in FAMILIES[FAMILIES.index(before) : FAMILIES.index(family)]:
-        mean = widen(step, mean, k)
-    scale, intercept = ridge / float(base["bias"][0]) ** 2, min(ridge, 1.0)
-    if family == "vector":
-        precision = torch.cat([torch.full((k,), scale), torch.full((k,), intercept)]).double()
+        precision = torch.zeros(1)
+    elif family == "bias":
+        precision = torch.tensor([0.0] + [intercept] * k)
+    elif family == "vector":
+        precision = torch.tensor([scale] * k + [intercept] * k)
     else:
-        precision = torch.cat([torch.full((k, k), scale), torch.full((k, 1), intercept)], dim=1).double().flatten()
-    return mean, Prior(mean, precision)
+        precision = torch.tensor([scale] * k + [intercept]).repeat(k)
+    return Prior(none, precision.double(), clients.mode)
 
 
 def curvature_of(family: str, k: int) -> Curvature:
-    """What of a family's Hessian is worth sending in every round."""
-    if n_parameters(family, k) <= NEWTON_MAX:
-        return "full"
-    return "none" if family == "matrix" and k <= BLOCKS_MAX else "diagonal"
+    """What of a family's Hessian is worth sending."""
+    if family == "matrix":
+        return "full" if k <= MATRIX_NEWTON_MAX else "blocks" if k <= BLOCKS_MAX else "diagonal"
+    return "full" if n_parameters(family, k) <= NEWTON_MAX else "diagonal"
 
 
-def fit_linear(
-    family: str,
-    ridge: float,
-    base: dict[int, dict[str, Tensor]],
-    clients: Clients,
-    starts: Fits | None = None,
-    tol: float = FITTING,
-) -> Generator[SumQuery, Sums, Fits]:
-    """One family at one ridge, for each fold in `base` (fold -> fits of the families before).
+def group_of(
+    family: str, ridges: tuple[float, ...], clients: Clients, tol: float, rounds: int, begin: Tensor | None = None
+) -> Group:
+    """A family's fits at several ridges, all of which start from one map: if none is given, from a temperature's."""
+    begin = clients.begin * identity(family, clients.k) if begin is None else begin
+    priors = (prior_of(family, ridge, clients) for ridge in ridges)
+    return Group(family, [Descent(begin, prior, tol, rounds) for prior in priors], curvature_of(family, clients.k))
 
-    By Newton where a Hessian is small enough to send; else by L-BFGS, from messages that grow with the number of
-    parameters alone.
+
+def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuery, Sums, Tensor]:
+    """One family at one ridge, on all samples; one with too large a Hessian to send starts from the bias fit."""
+    curvature, begin = curvature_of(family, clients.k), None
+    if curvature != "full" and family != "bias":
+        begin = widen((yield from fit_linear("bias", ridge, clients)), family)
+    # Newton's last step squares what is left; the others have no such step.
+    tol = {"full": FITTING, "blocks": 1e-4}.get(curvature, 1e-14)
+    group = group_of(family, (ridge,), clients, tol, ROUNDS if curvature == "full" else 4 * ROUNDS, begin)
+    yield from lockstep([group])
+    warn_if_stopped(group.descents[0])
+    return group.descents[0].t
+
+
+# --- choosing among them ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Candidate:
+    """A family at one ridge: its fit on all samples, and the fits without each fold."""
+
+    family: str
+    ridge: float
+    group: Group
+    fit: Descent
+    folds: dict[int, Descent] = field(default_factory=dict)  # by fold; ALL goes on with the fit on all samples
+
+    @property
+    def fold_map(self) -> FoldMap:
+        return FoldMap(self.family, {fold: descent.t for fold, descent in self.folds.items() if fold != ALL})
+
+
+def fit_all(ridges: dict[str, tuple[float, ...]], clients: Clients) -> Generator[SumQuery, Sums, list[Candidate]]:
+    """Fit every family at each of its ridges on all samples, all of them in the same rounds.
+
+    Families with too large a Hessian to send come after the others: from the bias fit they need half the steps.
     """
-    begins = {fold: prior_of(family, ridge, fits, clients) for fold, fits in base.items()}
-    at = {fold: starts[fold] if starts else begin for fold, (begin, _) in begins.items()}
-    curvature = curvature_of(family, clients.k)
-    if curvature == "full":
-        solvers = {fold: newton(at[fold], prior, tol) for fold, (_, prior) in begins.items()}
-        return (yield from lockstep(partial(queries.LinearSums, family, curvature), solvers))
-    if curvature == "diagonal":
-        tol = max(tol**2, 1e-14)  # Newton's last step squares what is left; L-BFGS has no such step
-        solvers = {fold: lbfgs(at[fold], prior, by_class, tol) for fold, (_, prior) in begins.items()}
-        return (yield from lockstep(partial(queries.LinearSums, family, curvature), solvers))
-    if clients.blocks is None:  # any fold's map will do to precondition with
-        fits = next(iter(base.values()))
-        vector = fits.get("vector", widen("bias", fits["bias"], clients.k))
-        clients.blocks = (yield queries.MatrixBlocks(vector))["blocks"]
-    solvers = {}
-    for fold, (_, prior) in begins.items():
-        share = 1.0 if fold == ALL else 1 - 1 / FOLDS
-        precondition = by_blocks(share * clients.blocks, prior.precision)
-        solvers[fold] = lbfgs(at[fold], prior, precondition, max(tol, 1e-4))
-    return (yield from lockstep(partial(queries.LinearSums, family, curvature), solvers))
+    groups: dict[str, Group] = {}
+    small = [f for f in ridges if curvature_of(f, clients.k) == "full" or f == "bias"]
+    for some in (small, [f for f in ridges if f not in small]):
+        for family in some:
+            rounds = NEWTON_ROUNDS if curvature_of(family, clients.k) == "full" else OTHER_ROUNDS
+            bias = groups["bias"].descents[-1].t if some is not small else None
+            begin = None if bias is None else widen(bias, family)
+            groups[family] = group_of(family, ridges[family], clients, CHOOSING, rounds, begin)
+        yield from lockstep([groups[family] for family in some])
+    return [
+        Candidate(family, ridge, groups[family], descent)
+        for family, of in ridges.items()
+        for ridge, descent in zip(of, groups[family].descents, strict=True)
+    ]
 
 
-def paired(sums: Sums, n: float, i: int, j: int) -> tuple[float, float]:
-    """Mean of (loss of i − loss of j) over samples, and its standard error."""
-    total, gram = sums["sum"], sums["gram"]
-    mean = float(total[i] - total[j]) / max(n, 1)
-    variance = float(gram[i, i] - 2 * gram[i, j] + gram[j, j]) / max(n, 1) - mean**2
-    return mean, (max(variance, 0.0) / max(n, 1)) ** 0.5
+def fit_folds(candidates: list[Candidate], rounds: int) -> Generator[SumQuery, Sums, None]:
+    """Fit the candidates without each fold, a few steps from where they are; and go on with the fits on all samples.
+
+    The curvature is that of the fit on all samples, less a fold's share. What a step is worth is not known before the next
+    round's sums, but the last one is taken all the same.
+    """
+    for of in candidates:
+        for fold in (ALL, *range(FOLDS)):
+            before = of.folds.get(fold)
+            share = 1.0 if fold == ALL else 1 - 1 / FOLDS
+            if before is None:
+                inverse = of.fit.corrected(of.group.inverse(of.fit, share), share)
+                tol = FITTING if fold == ALL else CHOOSING / FOLDS
+                of.folds[fold] = Descent(of.fit.t, of.fit.prior, tol, rounds, trusting=True, inverse=inverse)
+            elif not before.arrived:
+                before.done, before.rounds = False, rounds
+    groups = [
+        Group(family, alike, "none", fold)
+        for family in dict.fromkeys(of.family for of in candidates)
+        for fold in (ALL, *range(FOLDS))
+        if (alike := [of.folds[fold] for of in candidates if of.family == family])
+    ]
+    yield from lockstep(groups)
 
 
-def choose_ridge(
-    family: str, base: dict[int, dict[str, Tensor]], clients: Clients
-) -> Generator[SumQuery, Sums, tuple[float, Fits]]:
-    """The ridge by out-of-fold NLL: decades from strong to weak, each started from the one before, until the first
-    without gain; then the half decade between the best and the better of its neighbours."""
-    tried: dict[float, tuple[float, Fits]] = {}
-
-    def attempt(ridge: float, near: float | None) -> Generator[SumQuery, Sums, float]:
-        starts = tried[near][1] if near is not None else None
-        fits = yield from fit_linear(family, ridge, base, clients, starts, CHOOSING)
-        sums = yield queries.Score((FoldMap(family, fits),))
-        tried[ridge] = float(sums["sum"][0]), fits
-        return tried[ridge][0]
-
-    before: float | None = None
-    for ridge in RIDGES[family]:
-        loss = yield from attempt(ridge, before)
-        if before is not None and loss >= min(value for r, (value, _) in tried.items() if r != ridge):
-            break
-        before = ridge
-    best = min(tried, key=lambda r: tried[r][0])
-    beside = [r for r in tried if r != best and 0.09 < r / best < 11]
-    if beside:
-        yield from attempt((best * min(beside, key=lambda r: tried[r][0])) ** 0.5, best)
-    best = min(tried, key=lambda r: tried[r][0])
-    return best, tried[best][1]
+def score(candidates: list[Candidate], clients: Clients) -> Generator[SumQuery, Sums, Scores]:
+    """Compare the candidates' losses out of fold."""
+    sums = yield queries.Score(tuple(of.fold_map for of in candidates))
+    return Scores(sums["sum"], unpack_symmetric(sums["gram"]), sums["hits"], clients.n)
 
 
-def fit_beta(view: queries.View, folds: list[int], starts: Fits | None = None) -> Generator[SumQuery, Sums, Fits]:
-    """The beta map of the view's confidences, for several folds; a sample's worth of prior at the identity."""
-    identity = torch.tensor(maps.IDENTITY, dtype=torch.float64)
-    prior = Prior(identity, torch.ones(3, dtype=torch.float64))
-    solvers = {fold: newton((starts or {}).get(fold, identity), prior, 1e-9, maps.beta_step) for fold in folds}
-    return (yield from lockstep(partial(queries.BetaSums, view), solvers))
+@dataclass(frozen=True)
+class Scores:
+    """Candidates' summed losses, their inner products, and hits."""
+
+    total: Tensor
+    gram: Tensor
+    hits: Tensor
+    n: float
+
+    def paired(self, i: int, j: int) -> tuple[float, float]:
+        """Mean of (loss of i − loss of j) over samples, and its standard error."""
+        mean = float(self.total[i] - self.total[j]) / max(self.n, 1)
+        square = float(self.gram[i, i] - 2 * self.gram[i, j] + self.gram[j, j]) / max(self.n, 1)
+        return mean, (max(square - mean**2, 0.0) / max(self.n, 1)) ** 0.5
+
+    def best_of(self, candidates: list[Candidate], family: str) -> int:
+        """The number of the family's best candidate."""
+        return min((i for i, of in enumerate(candidates) if of.family == family), key=lambda i: float(self.total[i]))
 
 
-def histogram(view: queries.View) -> Generator[SumQuery, Sums, Tensor]:
-    """The fine histogram of the view's confidences, (folds, 3, bins)."""
-    return (yield queries.Histogram(view))["histogram"]
+# --- confidence maps and the prior shift -----------------------------------------------------------------------------
 
 
-def choose_map(
-    view: queries.View, clients: Clients, share: float = 1.0
-) -> Generator[SumQuery, Sums, tuple[Params, Tensor]]:
+def choose_map(histograms: Tensor, clients: Clients) -> Params:
     """The mean of a beta map and of the best-shrunk histogram map, or none: kept if out of fold it is better.
 
-    Returns the map (empty: none) and the histogram it was made from. In logits, the parametric map's bias and the
-    histogram's noise average out: held out, the mean beat either alone, and choosing between them.
-    What is chosen on a share of the samples (`clients` are those then) is fitted on all of them.
+    In logits, the parametric map's bias and the histogram's noise average out: held out, the mean beat either alone, and
+    choosing between them.
+
+    Args:
+        histograms: of out-of-fold confidences, by fold (`maps.fine_histogram`).
+        clients: their log takes what the map gains.
     """
-    pseudo, beta, whole = yield from with_share(share, _compare_maps(view, clients))
-    if share < 1:
-        again = [histogram(view), *([fit_beta(view, [ALL], {ALL: beta})] if pseudo else [])]
-        counts, *betas = yield from in_parallel(*again)
-        whole, beta = counts.sum(0), betas[0][ALL] if betas else beta
-    return ({"beta": beta, "hist": maps.hist_knots(whole, pseudo)} if pseudo else {}), whole
+    whole = histograms.sum(0)
+    betas = [maps.fit_beta(whole - one) for one in histograms]
 
+    def loss_of(pseudo: float, with_beta: bool) -> tuple[float, float]:
+        """What a map gains out of fold, summed, and the sum of squares of that."""
+        gain = square = 0.0
+        for one, beta in zip(histograms, betas, strict=True):
+            found = {"hist": maps.hist_knots(whole - one, pseudo)} | ({"beta": beta} if with_beta else {})
+            bins = maps.Bins.of(one)
+            by_miss, by_hit = (a - b for a, b in zip(bins.losses({}), bins.losses(found), strict=True))
+            gain += bins.total(by_miss, by_hit)
+            square += bins.total(by_miss.square(), by_hit.square())
+        return gain, square
 
-def _compare_maps(view: queries.View, clients: Clients) -> Generator[SumQuery, Sums, tuple[float, Tensor, Tensor]]:
-    """The histogram map's pseudo-samples (0: better no map), the beta map, and the histogram."""
-    folds = range(FOLDS)
-    counts, betas = yield from in_parallel(histogram(view), fit_beta(view, [*folds, ALL]))
-    whole = counts.sum(0)
-    hists = tuple({f: maps.hist_knots(whole - counts[f], pseudo) for f in folds} for pseudo in PSEUDO)
-    sums = yield queries.CompareMaps(view, {f: betas[f] for f in folds}, hists)
-    best = int(sums["sum"][:-1:2].argmin())  # by the histogram maps alone; their means with the beta map lie between
-    pseudo = PSEUDO[best]
-    gain, error = paired(sums, clients.n, -1, 2 * best + 1)
+    pseudo = max(PSEUDO, key=lambda p: loss_of(p, False)[0])  # their means with the beta map lie between
+    total, square = loss_of(pseudo, True)
+    gain = total / clients.n
+    error = (max(square / clients.n - gain**2, 0.0) / clients.n) ** 0.5
     clients.log |= {"map_gain": gain, "map_gain_error": error}
     if gain <= (0.0 if clients.n >= 300 else error):  # under 20 samples per bin, chance alone passes "better" too often
-        pseudo = 0.0
-    return pseudo, betas[ALL], whole
+        return {}
+    return {"beta": maps.fit_beta(whole), "hist": maps.hist_knots(whole, pseudo)}
 
 
-def fit_prior_shift(
-    fold_map: FoldMap, confidence_map: Params, labels: Tensor, max_rounds: int = 30
-) -> Generator[SumQuery, Sums, Params]:
-    """What clients need for their prior shift (prior_shift.py): P, α, and the weights of the strengths, by EM.
+def fit_prior_shift(fold_map: FoldMap, confidence_map: Params, labels: Tensor) -> Generator[SumQuery, Sums, Params]:
+    """What clients need for their prior shift (prior_shift.py): P, α, and the weights of the strengths.
 
     Args:
         fold_map: by which a client gets its out-of-fold logits, with `confidence_map` after it.
         confidence_map: beta and hist, or nothing.
         labels: (K,) how many samples of each class the federation has.
-        max_rounds: of EM.
     """
     prior = (labels + 0.5) / (labels + 0.5).sum()
-    alpha = ALPHAS[(yield queries.CountsLikelihood(prior))["likelihood"].argmax()]
-    weights = torch.full_like(STRENGTHS, 1 / len(STRENGTHS))
-    for _ in range(max_rounds):
-        sums = yield queries.StrengthWeights(fold_map, confidence_map, prior, alpha, weights)
-        updated = (sums["posterior"] + 1 / len(STRENGTHS)) / (sums["n"] + 1)  # with a pseudo-client that knows nothing
-        if float((updated - weights).abs().max()) < 1e-3:
-            break
-        weights = updated
-    return {"prior": prior, "alpha": alpha, "strengths": weights}
+    alpha = prior_shift.ALPHAS[(yield queries.CountsLikelihood(prior))["likelihood"].argmax()]
+    evidence = (yield queries.ShiftEvidence(fold_map, confidence_map, prior, alpha))["evidence"]
+    return {"prior": prior, "alpha": alpha, "strengths": prior_shift.weights_of(evidence)}

@@ -15,16 +15,15 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query
 from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
-from fedcal.exact.prepared import ALL
 from fedcal.exact.solve import Program
-from fedcal.exact.stages import FITTING, TOWARDS, fit_linear, start
+from fedcal.exact.stages import fit_linear, start
 from fedcal.methods.method import DESCENT, NEWTON, Additive, Stage, option
 
 
 def fit_stages(family: str) -> tuple[Stage, ...]:
-    """What `fit_linear` asks."""
-    blocks = (Stage(queries.MatrixBlocks),) if family == "matrix" else ()
-    return (*blocks, Stage(queries.LinearSums, NEWTON, (family,), DESCENT))
+    """What `fit_linear` asks: where Hessians are too large to be sent, it starts from the bias fit."""
+    first = (Stage(queries.LinearSums, NEWTON, ("bias",), DESCENT),) if family in ("vector", "matrix") else ()
+    return (*first, Stage(queries.LinearSums, NEWTON, (family,), DESCENT))
 
 
 @dataclass(frozen=True)
@@ -34,24 +33,19 @@ class FedLinear(Additive):
     name: str = "fed-bias"
     summary: str = "temperature and class bias, exactly, from sums"
     family: Literal["bias", "vector", "matrix"] = option("bias", "What is fitted beside the temperature.")
-    ridge: float = option(0.1, "Pull towards no bias; of vector and matrix, towards the bias fit.", low=0)
+    ridge: float = option(0.1, "Pull towards a temperature alone.", low=0)
 
     @property
     def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
-        families = dict.fromkeys(("bias", self.family))
-        return (Stage(queries.Start), *(stage for family in families for stage in fit_stages(family)))
+        return (Stage(queries.Start), *fit_stages(self.family))
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)
-        base: dict[str, Tensor] = {}
-        for family in dict.fromkeys(("bias", self.family)):
-            ridge, tol = (self.ridge, FITTING) if family == self.family else (FedLinear.ridge, TOWARDS)
-            base[family] = (yield from fit_linear(family, ridge, {ALL: base}, clients, tol=tol))[ALL]
-        return {self.family: base[self.family]}
+        return {self.family: (yield from fit_linear(self.family, self.ridge, clients))}
 
     def params_from(self, query: Query) -> Params:
-        if isinstance(query, queries.LinearSums) and query.family == self.family and ALL in query.at:
-            return {self.family: query.at[ALL]}
+        if isinstance(query, queries.LinearSums) and query.points[0].family == self.family:
+            return {self.family: query.points[0].at[0]}
         return {}
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:

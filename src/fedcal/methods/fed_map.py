@@ -1,7 +1,8 @@
 """Fed-Beta, Fed-Hist: a temperature, then a map of the top confidence; the order of the classes is kept.
 
-`beta` fits three coefficients by Newton; `hist` needs one summed histogram. The mapped confidence is lifted back by the
-temperature that gives each sample's top class exactly that confidence, or (`lift="top"`) by moving its top logit alone.
+Both maps come from one summed histogram: `beta` has three coefficients, `hist` follows the bins. The mapped confidence is
+lifted back by the temperature that gives each sample's top class exactly that confidence, or (`lift="top"`) by moving its top
+logit alone.
 """
 
 from __future__ import annotations
@@ -15,17 +16,15 @@ from fedcal.base.logits import Params, keep_order
 from fedcal.exact import maps, queries
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.solve import Program
-from fedcal.exact.stages import fit_beta, fit_linear, histogram, start
+from fedcal.exact.stages import fit_linear, start
 from fedcal.methods.fed_linear import first_stage, fit_stages
-from fedcal.methods.method import NEWTON, Additive, Stage, option
+from fedcal.methods.method import Additive, Stage, option
 
 
 @dataclass(frozen=True)
 class FedMap(Additive):
-    leaves = "sums of loss, gradient and Hessian; a histogram of confidences"
-    stages = (
-        Stage(queries.Start), *fit_stages("temperature"), Stage(queries.BetaSums, NEWTON), Stage(queries.Histogram),
-    )  # fmt: skip
+    leaves = "sums of loss and gradient; a histogram of confidences"
+    stages = (Stage(queries.Start), *fit_stages("temperature"), Stage(queries.Histogram))
 
     name: str = "fed-beta"
     summary: str = "temperature, then a beta map of the top confidence"
@@ -38,13 +37,10 @@ class FedMap(Additive):
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)
-        fits = yield from fit_linear("temperature", 0.0, {ALL: {}}, clients)
-        view = queries.View(FoldMap("temperature", fits))
-        if self.kind == "beta":
-            found = {"beta": (yield from fit_beta(view, [ALL]))[ALL]}
-        else:
-            found = {"hist": maps.hist_knots((yield from histogram(view)).sum(0), self.pseudo)}
-        return {"temperature": fits[ALL], **found}
+        b = yield from fit_linear("temperature", 0.0, clients)
+        histogram = (yield queries.Histogram(FoldMap("temperature", {ALL: b})))["histogram"].sum(0)
+        map_of = {"beta": maps.fit_beta, "hist": lambda whole: maps.hist_knots(whole, self.pseudo)}[self.kind]
+        return {"temperature": b, self.kind: map_of(histogram)}
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         u = first_stage(params, logits)

@@ -7,8 +7,6 @@
 2. A map of the top confidence, fitted on the chosen map's out-of-fold confidences and kept only if it helps there.
 3. The clients' label distributions: what a client needs to shift the posterior to its own (prior_shift.py).
 
-In large federations, 1 and 2 are chosen on a share of the samples (N_CHOOSE of them), and fitted on all.
-
 `accuracy="keep"` leaves the order of the classes as the model gave it. Its confidence in the model's top label is still
 what the best linear map believes of that label (`informed`), or else comes from the temperature alone. The prior shift
 would move decisions at a client, so that with `keep` it has to be asked for: `prior_shift=True`.
@@ -25,58 +23,40 @@ from torch import Tensor
 
 from fedcal.base.folds import FOLDS
 from fedcal.base.logits import BLOCK, Params, keep_order
-from fedcal.base.query import Query
 from fedcal.exact import maps, prior_shift, queries
 from fedcal.exact.linear import FAMILIES, centre
-from fedcal.exact.prepared import ALL, FoldMap, Prepared
+from fedcal.exact.prepared import ALL, Prepared
 from fedcal.exact.queries import SumQuery, apply_confidence_map, client_counts
-from fedcal.exact.solve import Program, Sums, with_share
+from fedcal.exact.solve import Program, Sums
 from fedcal.exact.stages import (
-    FITTING,
-    RIDGES,
+    FOLD_LARGE,
+    MATRIX_NEWTON_MAX,
+    Candidate,
     Clients,
-    Fits,
     choose_map,
-    choose_ridge,
+    fit_all,
+    fit_folds,
     fit_linear,
     fit_prior_shift,
-    paired,
+    score,
     start,
 )
-from fedcal.methods.fed_linear import first_stage, fit_stages
-from fedcal.methods.method import NEWTON, Additive, Stage, Update, option
+from fedcal.methods.fed_linear import first_stage
+from fedcal.methods.method import Additive, Stage, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
-N_CHOOSE = 50_000  # samples that are enough to choose on; what is chosen is fitted on all of them
+FOLD_ROUNDS, LARGE_FOLD_ROUNDS = 3, 5  # steps of the fits without a fold
 MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
-
-
-_CONFIDENCE = (Stage(queries.Histogram), Stage(queries.BetaSums, NEWTON))
-STAGES = (
-    Stage(queries.Start, 2),
-    *fit_stages("temperature"),
-    # Each family's ridges, and the half decade between two of them; then the families against each other.
-    *(
-        stage
-        for name, ridges in RIDGES.items()
-        for _ in (*ridges, 0)
-        for stage in (*fit_stages(name), Stage(queries.Score))
-    ),
-    Stage(queries.Score),
-    # What was chosen, on all samples.
-    *(stage for name in ("bias", "vector", "matrix", "temperature") for stage in fit_stages(name)),
-    *_CONFIDENCE,
-    Stage(queries.CompareMaps),
-    *_CONFIDENCE,
-    Stage(queries.CountsLikelihood),
-    Stage(queries.StrengthWeights, 30),
-)
 
 
 @dataclass(frozen=True)
 class FedCalPlus(Additive):
     leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
-    stages = STAGES
+    stages = (
+        Stage(queries.Start, 1), Stage(queries.LinearSums, 36), Stage(queries.Score, 1), Stage(queries.LinearSums, 6),
+        Stage(queries.Score, 1), Stage(queries.Histogram, 1), Stage(queries.CountsLikelihood, 1),
+        Stage(queries.ShiftEvidence, 1),
+    )  # fmt: skip
     per_sample = False  # likelihoods are of whole clients
 
     name: str = "fedcal-plus"
@@ -96,41 +76,23 @@ class FedCalPlus(Additive):
         clients = yield from start(n_classes, folded=True)
         one_class = int((clients.labels > 0).sum()) < 2
         if clients.n < MIN_SAMPLES or one_class or not clients.folds_filled:
-            fits = yield from fit_linear("temperature", 0.0, {ALL: {}}, clients)
-            return {"temperature": fits[ALL], "fallback": torch.ones(())}
+            return {"temperature": (yield from fit_linear("temperature", 0.0, clients)), "fallback": torch.ones(())}
         families = FAMILIES[1:] if n_classes <= MATRIX_MAX_CLASSES else FAMILIES[1:3]
         if self.accuracy == "keep" and not self.informed:
             families = ()
-        share = min(1.0, N_CHOOSE / clients.n)
-        few = clients if share == 1 else (yield from with_share(share, start(n_classes)))
-        base, fits = yield from choose_family(families, clients, few, share)
-        family = next(reversed(base))
+        temperature, chosen = yield from choose_family(families, clients)
+        family, fold_map = chosen.family, chosen.fold_map
         model_top = self.accuracy == "keep" and family != "temperature"
-        if share < 1 and (model_top or family == "temperature"):  # so far it is that of the few
-            base |= {"temperature": (yield from fit_linear("temperature", 0.0, {ALL: {}}, clients))[ALL]}
-        chosen, fold_map = {family: base[family]}, FoldMap(family, fits)
-        found, histogram = yield from choose_map(queries.View(fold_map, model_top), few, share)
+        histograms = (yield queries.Histogram(fold_map, model_top))["histogram"]
+        found = choose_map(histograms, clients)
+        params = {family: chosen.folds[ALL].t}
         if model_top:
-            chosen["order"] = base["temperature"]  # the model's own order, at its own temperature
-            chosen["least"] = _least(found, histogram, n_classes)
+            params["order"] = temperature.folds[ALL].t  # the model's own order, at its own temperature
+            params["least"] = _least(found, histograms.sum(0), n_classes)
         shifted = self.accuracy == "improve" if self.prior_shift is None else self.prior_shift
         after = {} if model_top else found
         local = (yield from fit_prior_shift(fold_map, after, clients.labels)) if shifted else {}
-        return {**chosen, **found, **local}
-
-    def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
-        """Reply as every additive method does.
-
-        A client keeps how likely the prior shift makes its labels: it personalises with that. The query holds all that is
-        needed to compute it again, so that losing it costs time and nothing else.
-        """
-        if not isinstance(query, queries.StrengthWeights):
-            return super().reply(query, samples, memory)
-        key = query.key()
-        if "of" not in memory or not torch.equal(memory["of"][0], key):
-            likelihood = query.likelihood(samples)
-            memory = {"likelihood": likelihood, "of": key.expand(len(likelihood), -1)}  # a row for each client
-        return Update(query.weigh(memory["likelihood"]), memory=memory)
+        return {**params, **found, **local}
 
     def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
         """The shift to the client's own label distribution: from its labels, or estimated where it has none."""
@@ -138,8 +100,6 @@ class FedCalPlus(Additive):
             return {}
         if labels is None:
             return {"shift": prior_shift.shift_unlabelled(params, self._posterior(params, logits))}
-        if "likelihood" in memory:
-            return {"shift": prior_shift.shift(params, labels, memory["likelihood"][0])}
         chunks = (
             (self._posterior(params, z), y, torch.zeros_like(y))
             for z, y in zip(*(v.split(max(1, BLOCK // logits.shape[1])) for v in (logits, labels)), strict=True)
@@ -170,49 +130,45 @@ class FedCalPlus(Additive):
 
 
 def choose_family(
-    families: tuple[str, ...], clients: Clients, few: Clients, share: float
-) -> Generator[SumQuery, Sums, tuple[dict[str, Tensor], Fits]]:
-    """The chain of fits on all samples, up to the chosen family (its last entry), and that family's fits by fold.
-
-    `few` are the clients with a share of their samples, on which the family and its ridges are chosen; the chain's
-    temperature, from which nothing else follows, is theirs.
-    """
-    temperature, ridges, fits = yield from with_share(share, _compare_families(families, few))
-    whole: dict[str, Tensor] = {"temperature": temperature}
-    for name in list(fits)[1:]:
-        begin = {ALL: torch.stack([fits[name][f] for f in range(FOLDS)]).mean(0)}
-        whole[name] = (yield from fit_linear(name, ridges[name], {ALL: whole}, clients, begin, FITTING))[ALL]
-    return whole, next(reversed(fits.values()))
-
-
-def _compare_families(
     families: tuple[str, ...], clients: Clients
-) -> Generator[SumQuery, Sums, tuple[Tensor, dict[str, float], dict[str, Fits]]]:
-    """The temperature of all samples; ridges and fits by fold of the families up to the chosen one."""
-    folds = range(FOLDS)
-    first = yield from fit_linear("temperature", 0.0, {fold: {} for fold in [*folds, ALL]}, clients)
-    base = {fold: {"temperature": first[fold]} for fold in folds}
-    ridges, fits = {"temperature": 0.0}, {"temperature": {fold: first[fold] for fold in folds}}
-    for family in families:
-        ridges[family], fits[family] = yield from choose_ridge(family, base, clients)
-        for fold in folds:
-            base[fold][family] = fits[family][fold]
-    names = list(fits)
-    sums = yield queries.Score(tuple(FoldMap(name, fits[name]) for name in names))
+) -> Generator[SumQuery, Sums, tuple[Candidate, Candidate]]:
+    """The temperature, and the chosen candidate: of each family its best ridge out of fold, and of these what pays."""
+    ridges = {family: ridges_of(family, clients.k) for family in families}
+    tried = yield from fit_all({"temperature": (0.0,), **ridges}, clients)
+    large = 8 * FOLDS * sum(of.fit.t.numel() for of in tried) > FOLD_LARGE
+    yield from fit_folds(tried, 1 if large else FOLD_ROUNDS)
+    scores = yield from score(tried, clients)
+    if large:  # too much to send for all of them
+        tried = [tried[scores.best_of(tried, family)] for family in ("temperature", *families)]
+        yield from fit_folds(tried, LARGE_FOLD_ROUNDS)
+        scores = yield from score(tried, clients)
     chosen = 0
-    for j in range(1, len(names)):
-        gain, error = paired(sums, clients.n, chosen, j)
-        as_right = chosen > 0 or float(sums["hits"][j]) >= float(sums["hits"][0])
-        clients.log[f"{names[j]}_gain"] = gain
+    for family in families:
+        best = scores.best_of(tried, family)
+        gain, error = scores.paired(chosen, best)
+        as_right = chosen > 0 or float(scores.hits[best]) >= float(scores.hits[0])
+        clients.log[f"{family}_gain"] = gain
         if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:
-            chosen = j
-    return first[ALL], ridges, {name: fits[name] for name in names[: chosen + 1]}
+            chosen = best
+    return tried[0], tried[chosen]
+
+
+def ridges_of(family: str, k: int) -> tuple[float, ...]:
+    """Prior precisions to try, in natural logit units, strong to weak; of a large matrix fewer, since each costs a gradient
+    of K² numbers in every round."""
+    if family == "matrix" and k > 10:
+        return (1e3, 1e2, 1e1, 1.0) if k <= MATRIX_NEWTON_MAX else (3e3, 1e3, 3e2, 1e2, 3e1)
+    return {
+        "bias": (1e2, 1e1, 1.0, 0.1),
+        "vector": (1e3, 1e2, 1e1, 1.0, 0.1),
+        "matrix": (1e4, 1e3, 1e2, 1e1, 1.0, 0.1),
+    }[family]
 
 
 def _least(found: Params, histogram: Tensor, k: int) -> Tensor:
     """The confidence below which samples are lumped at 1/K, the least that a top label of K can show: the lowest ones
     whose mean is that, so that together they are right."""
-    count, confidence, _ = histogram
+    count, _, confidence = histogram[:3]
     live = count > 0
     p = (confidence[live] / count[live]).clamp(1e-12, 1 - 1e-12)
     q = maps.map_log_odds(found, p.log(), -torch.log1p(-p)).sigmoid()

@@ -31,7 +31,7 @@ from fedcal.exact.stages import curvature_of
 from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update
 
 Draw = Callable[[], torch.Generator]  # gives a random stream
-NEWTON, DESCENT = 60, 200  # rounds at most of a solver that is sent Hessians, and of one that is not (exact/solve.py)
+NEWTON, DESCENT = 60, 240  # rounds at most of a solver that is sent Hessians, and of one that is not (exact/solve.py)
 TRAINING = 1000  # training rounds at most of a federation whose scaler is fitted within them
 ROUNDS = "Rounds of all clients on the final model; of an interleaved method, in addition to the training rounds."
 FIT_ON = "The samples that a client fits on: its held-out calibration split, or its training data."

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
 from fedcal.exact.linear import FAMILIES, centre, is_scale, n_parameters
-from fedcal.exact.queries import MatrixBlocks, Slope
+from fedcal.exact.queries import Slope
 from fedcal.exact.stages import curvature_of
 from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods.fit import FitScaler
@@ -64,10 +64,8 @@ def check_bounds(query: Query, size: float, n_classes: int) -> None:
             maps += len(points)
             for t in points:
                 _check_map(family, t, unit, n_classes)
-            whole = getattr(part, "curvature", None) == "full"
-            _require(not whole or curvature_of(family, n_classes) == "full", f"a Hessian of a {family} map")
-        elif isinstance(part, MatrixBlocks):
-            _check_map("vector", part.vector, unit, n_classes)
+            curvature = getattr(part, "curvature", "none")
+            _require(curvature in ("none", curvature_of(family, n_classes)), f"a Hessian of a {family} map")
         elif isinstance(part, Slope):
             _require(_within(part.b, 1 / T_MAX, 1 / T_MIN), f"a temperature of {1 / part.b if part.b else math.inf:g}")
         elif isinstance(part, FitScaler):

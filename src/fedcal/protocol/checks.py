@@ -17,11 +17,10 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.queries import SampleQuery, Several, SumQuery, about_a_share
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
 from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
-from fedcal.protocol.plausible import Claim, check_plausible, check_size, parts
+from fedcal.protocol.plausible import Claim, check_plausible, check_size
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
 HEADER = 1 << 20  # bytes that a message may be larger than its tensors
@@ -33,7 +32,7 @@ class Known:
     """What a client has declared in earlier rounds of a fit."""
 
     n: int | None = None  # its samples
-    squares: float | None = None  # the sum of its squared logits; the most where it declared it of a share as well
+    squares: float | None = None  # the sum of its squared logits
     probs: bool = False  # whether its scores are probabilities
 
     def after(self, reply: Reply) -> Known:
@@ -41,7 +40,7 @@ class Known:
         declared = reply.content.get("squares")
         if declared is None or reply.privacy:
             return replace(self, n=reply.n, probs=reply.probs)
-        return Known(reply.n, max(float(declared), self.squares or 0.0), reply.probs)
+        return Known(reply.n, float(declared), reply.probs)
 
 
 # --- at the server -------------------------------------------------------------------------------------------------------
@@ -68,7 +67,7 @@ def check_reply(
         raise FedCalError(f"{client} replies to another request than that of round {request.round}: ask it again")
     if known and known.n not in (None, reply.n):
         raise FedCalError(f"{client} declares {reply.n} samples, but {known.n} in the round before")
-    if not reply.content and (reply.n == 0 or about_a_share(request.query)):
+    if not reply.content and reply.n == 0:
         return
     if not 1 <= reply.n <= MOST_SAMPLES:
         raise FedCalError(f"{client} declares {reply.n or 'no'} samples, but replies")
@@ -83,17 +82,16 @@ def check_reply(
                 f"{client}'s reply: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {dtype} of {shape}"
             )
     squares = known.squares if known else None
-    for claim in parts(Claim(client, request.query, reply.content, reply.n, plan.n_classes, squares)):
-        check_size(claim)
-        if not noisy:
-            check_plausible(claim)
+    claim = Claim(client, request.query, reply.content, reply.n, plan.n_classes, squares)
+    check_size(claim)
+    if not noisy:
+        check_plausible(claim)
 
 
 def example_reply(method: Method, n_classes: int, query: Query) -> Params:
     """Return what a client of a single sample would reply: it shows names, shapes and types."""
     logits, labels = torch.eye(1, n_classes, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
-    about_all = query.about(1.0) if isinstance(query, SumQuery) else query
-    return method.reply(about_all, Prepared(lambda: (logits, labels)), {}).content
+    return method.reply(query, Prepared(lambda: (logits, labels)), {}).content
 
 
 def check_bytes(client: str, size: int, like: Params, pooled: bool = False) -> None:
@@ -163,16 +161,10 @@ def check_request(request: Request, method: Method) -> None:
     Raises:
         FedCalError: which says what is wrong with it.
     """
-    whole = request.query
-    for query in whole.queries if isinstance(whole, Several) else (whole,):
-        if type(query) not in method.may_ask:
-            kind = type(query).__name__
-            raise FedCalError(
-                f"the server asks for {kind}, which {method.name} never does: do not reply to this server"
-            )
-        if isinstance(query, SampleQuery) and (query.share <= 0 or query.share > 1):
-            raise FedCalError("the server asks about no share of the samples: do not reply to this server")
-    for name, leaf in leaves(whole):
+    if type(request.query) not in method.may_ask:
+        kind = type(request.query).__name__
+        raise FedCalError(f"the server asks for {kind}, which {method.name} never does: do not reply to this server")
+    for name, leaf in leaves(request.query):
         if isinstance(leaf, Tensor) and leaf.dtype not in (torch.float32, torch.float64):
             raise FedCalError(f"the server's request holds {leaf.dtype} in {name!r}: do not reply to this server")
         largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0

@@ -1,29 +1,26 @@
 """Conditions that sums over n samples satisfy, for every kind of query: what no samples can give is refused.
 
-    Start                  whole label counts that add up to n; squares ≥ 0; agreement² ≤ n · squares (Cauchy–Schwarz)
-    Histogram              whole counts that add up to n; hits and summed confidences at most the counts
-    Slope                  curvature ≥ 0
-    LinearSums, MatrixBlocks
-                           loss ≥ 0; gradients within Cauchy–Schwarz; Hessians symmetric and positive semi-definite
-    BetaSums               the same of a logistic map
-    Score, CompareMaps     losses ≥ 0; their inner products a Gram matrix of non-negative numbers; hits whole, at most n
-    CountsLikelihood       a log-likelihood ≤ 0
-    StrengthWeights        weights in [0, 1] that add up to 1, of one client
-    NetGradient            n + stop_n samples in all; stop_loss ≥ 0
-    FitScaler              temperatures within the limits of a fit
+    Start               whole label counts that add up to n; squares ≥ 0; agreement² ≤ n · squares (Cauchy–Schwarz)
+    Slope               curvature ≥ 0
+    LinearSums          losses ≥ 0; gradients within Cauchy–Schwarz; Hessians, or their blocks, positive semi-definite
+    Score               losses ≥ 0; their inner products a Gram matrix of non-negative numbers; hits whole, at most n
+    Histogram           whole counts that add up to n; hits and summed confidences at most the counts; log-odds in their bins
+    CountsLikelihood    a log-likelihood ≤ 0
+    ShiftEvidence       log-likelihoods ≤ 0 that follow from one another
+    NetGradient         n + stop_n samples in all; stop_loss ≥ 0
+    FitScaler           temperatures within the limits of a fit
 
 Sums are rounded, so each condition has a tolerance: RELATIVE to the largest value that the sum's terms could have. For
 Hessians that follows from the client's squared logits, which it declared in the first round.
 
-A query about a share of the samples may be replied to from fewer than n of them. Replies under differential privacy are
-clipped or noised: for them only `check_size` is meant.
+Replies under differential privacy are clipped or noised: for them only `check_size` is meant.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,8 +30,8 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalError
-from fedcal.exact import queries
-from fedcal.exact.linear import is_scale
+from fedcal.exact import maps, prior_shift, queries
+from fedcal.exact.linear import is_scale, unpack_hessian, unpack_symmetric
 from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
@@ -55,11 +52,6 @@ class Claim:
     n: int  # samples that the client declares
     n_classes: int
     squares: float | None = None  # the sum of the client's squared logits, once it has declared it
-
-    @property
-    def whole(self) -> bool:
-        """Whether the query is about all of the client's samples."""
-        return getattr(self.query, "share", 1.0) == 1.0
 
     @property
     def size(self) -> float:
@@ -96,16 +88,6 @@ def check_plausible(claim: Claim) -> None:
         check(claim)
 
 
-def parts(claim: Claim) -> list[Claim]:
-    """Return the claims of the queries that travel in one request; the claim itself if it is one."""
-    if not isinstance(claim.query, queries.Several):
-        return [claim]
-    return [
-        replace(claim, query=query, content=unnest(str(i), claim.content))
-        for i, query in enumerate(claim.query.queries)
-    ]
-
-
 # --- counts --------------------------------------------------------------------------------------------------------------
 
 
@@ -129,20 +111,28 @@ def _start(claim: Claim) -> None:
 
 
 def _histogram(claim: Claim) -> None:
-    count, confidence, hits = claim.content["histogram"].unbind(dim=1)
+    count, hits, confidence, log_p, log_q = claim.content["histogram"].unbind(dim=1)
     _counts(claim, "histogram", count)
     _whole(claim, "histogram", hits)
     claim.require((hits <= count).all(), "histogram", "has more hits than samples in a bin")
     within = (confidence >= 0) & (confidence <= (1 + RELATIVE) * count)
     claim.require(within.all(), "histogram", "has a mean confidence outside [0, 1] in a bin")
+    rounding = RELATIVE * (count + log_p.abs() + log_q.abs())
+    claim.require(((log_p <= rounding) & (log_q >= -rounding)).all(), "histogram", "has a probability outside [0, 1]")
+    ends = torch.tensor([math.inf])
+    low, high = torch.cat([-ends, maps.GRID]), torch.cat([maps.GRID, ends])
+    odds, filled = log_p + log_q, count > 0
+    inside = (odds >= torch.where(filled, low * count, 0) - rounding) & (
+        odds <= torch.where(filled, high * count, 0) + rounding
+    )
+    claim.require(inside.all(), "histogram", "has mean log-odds outside their bin")
 
 
 def _counts(claim: Claim, name: str, counts: Tensor) -> None:
-    """Whole numbers that add up to the declared samples; to at most these where only a share is asked about."""
+    """Whole numbers that add up to the declared samples."""
     _whole(claim, name, counts)
     total = float(counts.sum())
-    fits = total == claim.n if claim.whole else total <= claim.n
-    claim.require(fits, name, f"counts {total:g} samples, but {claim.n} are declared")
+    claim.require(total == claim.n, name, f"counts {total:g} samples, but {claim.n} are declared")
 
 
 def _whole(claim: Claim, name: str, counts: Tensor) -> None:
@@ -158,34 +148,33 @@ def _slope(claim: Claim) -> None:
 
 
 def _linear(claim: Claim) -> None:
-    """FOLD/FIELD: loss, gradient and Hessian (or parts of it) of a linear map."""
+    """Losses and gradients of linear maps, and what is asked of their Hessians."""
     assert isinstance(claim.query, queries.LinearSums)
-    family = claim.query.family
-    units = _units(claim, family)
-    for name, value in claim.content.items():
-        fold, field = name.split("/")
-        if field == "loss":
-            claim.require(value >= 0, name, "is negative")
-        elif field == "grad":
-            bound = 2 * math.sqrt(claim.n) * units  # Σ |z| ≤ √n · √Σ z², and likewise for an intercept, whose z is 1
-            claim.require((value.abs() <= bound).all(), name, f"is more than {claim.n} samples of such logits can give")
-            _no_drift(claim, name, family, value)
-        elif field == "diag":
-            _diagonal(claim, name, value, units)
-        elif field == "cross":  # each class's scale with its shift
-            own = (claim.content[f"{fold}/diag"] / units / units).clamp_min(0)
-            bound = own[: len(value)] * own[len(value) :] + 2 * RELATIVE
-            scaled = value / units[: len(value)] / units[len(value) :]
-            claim.require((scaled.square() <= bound).all(), name, "is not positive semi-definite")
-        else:
-            _positive(claim, name, value, units)
+    for i, of in enumerate(claim.query.points):
+        units, sums = _units(claim, of.family), unnest(str(i), claim.content)
+        claim.require((sums["loss"] >= 0).all(), f"{i}/loss", "is negative")
+        bound = 2 * math.sqrt(claim.n) * units  # Σ |z| ≤ √n · √Σ z², and likewise for an intercept, whose z is 1
+        within = (sums["grad"].abs() <= bound).all()
+        claim.require(within, f"{i}/grad", f"is more than {claim.n} samples of such logits can give")
+        _no_drift(claim, f"{i}/grad", of.family, sums["grad"])
+        if "diag" in sums:
+            _diagonal(claim, f"{i}/diag", sums["diag"], units)
+        if "cross" in sums:  # each class's scale with its shift
+            k, scaled_diagonal = claim.n_classes, (sums["diag"] / units / units).clamp_min(0)
+            bound = scaled_diagonal[:k] * scaled_diagonal[k:] + 2 * RELATIVE
+            scaled = sums["cross"] / units[:k] / units[k:]
+            claim.require((scaled.square() <= bound).all(), f"{i}/cross", "is not positive semi-definite")
+        if "blocks" in sums:  # each class of a matrix with itself
+            _positive(claim, f"{i}/blocks", unpack_symmetric(sums["blocks"]), units[: claim.n_classes + 1])
+        if "hess" in sums:
+            _positive(claim, f"{i}/hess", unpack_hessian(of.family, sums["hess"]), units)
 
 
-def _no_drift(claim: Claim, name: str, family: str, gradient: Tensor) -> None:
+def _no_drift(claim: Claim, name: str, family: str, gradients: Tensor) -> None:
     """Probabilities and labels both add up to 1, so that the gradients of the intercepts add up to 0."""
     if family != "temperature":
-        drift = float(gradient[~is_scale(family, claim.n_classes)].sum())
-        claim.require(abs(drift) <= RELATIVE * claim.n, name, "has intercepts that do not add up to 0")
+        drift = gradients[:, ~is_scale(family, claim.n_classes)].sum(1)
+        claim.require((drift.abs() <= RELATIVE * claim.n).all(), name, "has intercepts that do not add up to 0")
 
 
 def _units(claim: Claim, family: str) -> Tensor:
@@ -195,34 +184,12 @@ def _units(claim: Claim, family: str) -> Tensor:
     return torch.where(is_scale(family, claim.n_classes), scale, one)
 
 
-def _curvature(claim: Claim) -> None:
-    """For each class, the Hessian of its row of the matrix family."""
-    units = _units(claim, "matrix")[: claim.n_classes + 1]
-    _positive(claim, "blocks", claim.content["blocks"], units)
-
-
-def _beta(claim: Claim) -> None:
-    for name, value in claim.content.items():
-        if name.endswith("/loss"):
-            claim.require(value >= 0, name, "is negative")
-        elif name.endswith("/grad"):
-            claim.require(value[2].abs() <= claim.n, name, f"has an intercept beyond {claim.n} samples")
-        else:
-            _positive(claim, name, value, value.diagonal().clamp_min(TINY**2).sqrt())
-            claim.require(
-                value[2, 2] <= (0.25 + RELATIVE) * claim.n, name, f"has an intercept beyond {claim.n} samples"
-            )
-
-
 def _positive(claim: Claim, name: str, hessian: Tensor, units: Tensor) -> None:
-    """A symmetric positive semi-definite matrix (or a stack of them), up to rounding."""
+    """A positive semi-definite matrix (or a stack of them), up to rounding; it is symmetric, since half of it travels."""
     _diagonal(claim, name, hessian.diagonal(dim1=-2, dim2=-1), units)
-    scaled = hessian / units / units[:, None]
-    mirrored = scaled.transpose(-2, -1)
-    claim.require(((scaled - mirrored).abs() <= RELATIVE).all(), name, "is not symmetric")
-    size = scaled.shape[-1]
+    scaled, size = hessian / units / units[:, None], hessian.shape[-1]
     if size <= EXACT_UP_TO:
-        shifted = (scaled + mirrored) / 2 + size * RELATIVE * torch.eye(size, dtype=scaled.dtype)
+        shifted = scaled + size * RELATIVE * torch.eye(size, dtype=scaled.dtype)
         definite = (torch.linalg.cholesky_ex(shifted).info == 0).all()
     else:
         own = scaled.diagonal().clamp_min(0)
@@ -240,12 +207,13 @@ def _diagonal(claim: Claim, name: str, diagonal: Tensor, units: Tensor) -> None:
 # --- comparisons, clients' weights, nets -----------------------------------------------------------------------------------
 
 
-def _compared(claim: Claim) -> None:
+def _score(claim: Claim) -> None:
     """Each candidate's summed losses, their inner products, and hits."""
     total, gram, hits = (claim.content[field] for field in ("sum", "gram", "hits"))
     claim.require((total >= 0).all(), "sum", "holds a negative loss")
     _whole(claim, "hits", hits)
     claim.require((hits <= claim.n).all(), "hits", f"counts more hits than the {claim.n} samples")
+    gram = unpack_symmetric(gram)
     own, slack = gram.diagonal(), 1 + RELATIVE
     # Of n losses that are not negative: (Σ l)² / n ≤ Σ l² ≤ (Σ l)².
     fits = (total * (total / claim.n) <= slack * own + TINY) & (own <= slack * total * total + TINY)
@@ -259,11 +227,12 @@ def _likelihood(claim: Claim) -> None:
     claim.require((likelihood <= rounding).all(), "likelihood", "is positive: no log-likelihood of counts")
 
 
-def _weights(claim: Claim) -> None:
-    weights = claim.content["posterior"]
-    claim.require(((weights >= 0) & (weights <= 1 + RELATIVE)).all(), "posterior", "leaves [0, 1]")
-    claim.require(abs(float(weights.sum()) - 1) <= RELATIVE, "posterior", "does not add up to 1")
-    claim.require(claim.content["n"] == 1, "n", "is not 1: a reply is of one client")
+def _evidence(claim: Claim) -> None:
+    """The strengths alone give a client's log-likelihood at each; all the others follow from these."""
+    evidence, rounding = claim.content["evidence"], 1e-6 + RELATIVE * float(claim.content["evidence"].abs().max())
+    claim.require((evidence <= rounding).all(), "evidence", "is positive: no log-likelihood of labels")
+    follows = prior_shift.evidence(evidence[None, : len(prior_shift.STRENGTHS)])
+    claim.require(((evidence - follows).abs() <= rounding).all(), "evidence", "contradicts itself")
 
 
 def _net(claim: Claim) -> None:
@@ -284,15 +253,12 @@ def _temperature(claim: Claim) -> None:
 
 CHECKS: dict[type[Query], Callable[[Claim], None]] = {
     queries.Start: _start,
-    queries.Histogram: _histogram,
     queries.Slope: _slope,
     queries.LinearSums: _linear,
-    queries.MatrixBlocks: _curvature,
-    queries.Score: _compared,
-    queries.CompareMaps: _compared,
-    queries.BetaSums: _beta,
+    queries.Score: _score,
+    queries.Histogram: _histogram,
     queries.CountsLikelihood: _likelihood,
-    queries.StrengthWeights: _weights,
+    queries.ShiftEvidence: _evidence,
     NetGradient: _net,
     FitScaler: _temperature,
 }

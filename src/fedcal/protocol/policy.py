@@ -20,7 +20,6 @@ from typing import Any
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.query import Query, fingerprint
 from fedcal.errors import FedCalError, counted, unknown
-from fedcal.exact.queries import Several
 from fedcal.methods import Method, get_method, spec_of
 from fedcal.protocol.messages import Request
 from fedcal.protocol.privacy import Privacy
@@ -234,14 +233,13 @@ class Policy:
         if talk.replies >= most:
             raise FedCalError(f"this site has replied in {counted(most, 'round')}: its policy allows no more")
         talk = replace(talk, last=request.digest, replies=talk.replies + 1)
-        queries = request.query.queries if isinstance(request.query, Several) else (request.query,)
-        found = _follow(talk, method, queries)
+        found = _follow(talk, method, request.query)
         if found is None and talk.begun <= self.max_restarts:
-            found = _follow(replace(talk, begun=talk.begun + 1, stage=0, used=()), method, queries)
+            found = _follow(replace(talk, begun=talk.begun + 1, stage=0, used=()), method, request.query)
         if found is None:
-            kinds = ", ".join(sorted({type(query).__name__ for query in queries})) or "nothing"
             raise FedCalError(
-                f"the server asks for {kinds} where {spec_of(method)} does not, or more often than it needs: "
+                f"the server asks for {type(request.query).__name__} where {spec_of(method)} does not, "
+                "or more often than it needs: "
                 "do not reply to this server"
             )
         return found
@@ -275,17 +273,12 @@ def _means(spec: str, method: Method) -> bool:
     return get_method(spec) == method if ":" in spec else spec == method.name
 
 
-def _follow(talk: Talk, method: Method, queries: tuple[Query, ...]) -> Talk | None:
-    """Count the queries of one request at the first stages that have room for them; None where there are none."""
+def _follow(talk: Talk, method: Method, query: Query) -> Talk | None:
+    """Count a query at the first stage that has room for it; None where there is none."""
     stages = method.stages
-    used, places = [*talk.used, *[0] * (len(stages) - len(talk.used))], list[int]()
-    for query in queries:
-        for place in range(talk.stage, len(stages)):
-            if used[place] < stages[place].most(talk.n_classes) and stages[place].takes(query):
-                used[place] += 1
-                places.append(place)
-                break
-        else:
-            return None
-    # Queries of two stages that travel in one request: the later stage has not begun for all of them.
-    return replace(talk, begun=max(talk.begun, 1), stage=min(places, default=talk.stage), used=tuple(used))
+    used = [*talk.used, *[0] * (len(stages) - len(talk.used))]
+    for place in range(talk.stage, len(stages)):
+        if used[place] < stages[place].most(talk.n_classes) and stages[place].takes(query):
+            used[place] += 1
+            return replace(talk, begun=max(talk.begun, 1), stage=place, used=tuple(used))
+    return None

@@ -20,14 +20,14 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import FoldMap
-from fedcal.exact.queries import Several, View
+from fedcal.exact.queries import Points
 from fedcal.methods import METHODS, method_from_json, method_to_json
 from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 
 SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
-    kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, Several, FoldMap, View)
+    kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, FoldMap, Points)
 }
 MOST = 10**9  # rounds
 MOST_CLASSES = 10**6

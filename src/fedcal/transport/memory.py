@@ -16,7 +16,6 @@ from fedcal.base.checks import check_kind, check_whole, look_like_probs, warn_of
 from fedcal.data.samples import Samples, Stream, check_clients, name_columns
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.queries import about_a_share
 from fedcal.methods import DEFAULT, Method, get_method
 from fedcal.protocol.client import Client
 from fedcal.protocol.messages import Reply, Request
@@ -96,7 +95,6 @@ class Exchange:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.clients: dict[Group, Client] = {}
-        self._few: list[Group] | None = None  # clients with samples in the share that is asked about, once known
 
     @property
     def method(self) -> Method:
@@ -161,23 +159,17 @@ class Exchange:
 
     def _replies(self, request: Request, samples: Mapping[str, Samples]) -> Iterator[tuple[str, Reply]]:
         """Every client's reply, one after the other: sums are added up at once and never held."""
-        share, streamed = about_a_share(request.query), isinstance(samples, Stream)
-        spoke: list[Group] = []
-        for group in self._few if share and self._few is not None else self._groups(samples):
+        streamed = isinstance(samples, Stream)
+        for group in self._groups(samples):
             client = self.clients.get(group) or Client.of(self.method, self._unread(group, samples))
             reply = client.reply(request, check=False)
             if not reply.n:
                 continue
-            if reply.content:
-                spoke.append(group)
-            if not streamed or (share and reply.content):
-                self.clients[group] = client  # of streamed ones, the few that reply about a share
-            elif client.memory:
+            if streamed:  # what it keeps from its reply stays, its samples do not
                 client.samples, client.n = self._unread(group, samples), reply.n
-                self.clients[group] = client  # with what it keeps from its reply, but without its samples
+            if not streamed or client.memory:
+                self.clients[group] = client
             yield group[0], reply
-        if share:
-            self._few = spoke
 
     def _groups(self, samples: Mapping[str, Samples]) -> Iterable[Group]:
         """The clients that reply as one.

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 import fedcal
 from fedcal import FedCalError
 from fedcal.exact.prepared import ALL, Prepared
-from fedcal.exact.queries import LinearSums
+from fedcal.exact.queries import LinearSums, Points
 from fedcal.federate import task
 from fedcal.methods import get_method
 from fedcal.protocol.privacy import clipped
@@ -53,7 +53,7 @@ def test_noise_is_the_accountants(epsilon):
 
 def test_one_sample_moves_a_sum_by_the_clip_at_most():
     (z, y), method, policy = clients([40])[0], get_method("fed-bias"), Privacy(math.inf, clip=0.7)
-    query = LinearSums("bias", "full", {ALL: torch.zeros(K + 1, dtype=torch.float64)})
+    query = LinearSums((Points("bias", ALL, "full", torch.zeros(1, K + 1, dtype=torch.float64)),))
 
     def reply(z, y):
         samples = Prepared(lambda: (z, y))
