@@ -1,0 +1,152 @@
+"""A node's side of one aggregation: four stages, each of them once.
+
+What a node holds is enough to unmask others only together with `threshold` of them, and it reveals one kind of share about
+every node: the seed's of a node whose vector is in the total, or the masking key's of one that fell away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
+
+from fedcal.errors import FedCalError
+from fedcal.secure import crypto, shamir
+from fedcal.secure.fixed import MOST_NODES, Words, add, negate
+from fedcal.secure.messages import Directory, Part, Stage, digest, table_of, text_of
+
+SEALED = 2 * shamir.SHARE + 16  # bytes: two shares, and what authenticates them
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass
+class Member:
+    """What a node keeps of an aggregation from one stage to the next; secrets as hex digits."""
+
+    session: str
+    sealing_key: str = field(default_factory=lambda: crypto.new_secret().hex())
+    masking_key: str = field(default_factory=lambda: crypto.new_secret().hex())
+    seed: str = field(default_factory=lambda: crypto.new_secret().hex())  # of the mask that is its own
+    done: int = 0  # stages
+    name: str = ""  # its own in the directory
+    directory: Directory = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)  # by node: the share of its masking key, then that of its seed
+
+    def keys(self) -> Part:
+        """Return the public keys."""
+        self._enter("keys")
+        return {"keys": self._public()}
+
+    def shares(self, directory: Any) -> Part:
+        """Split the secrets, and seal a share for every other node.
+
+        Args:
+            directory: the public keys of all nodes.
+
+        Raises:
+            FedCalError: where the nodes are too few or too many, or this node's keys are not among them.
+        """
+        self._enter("shares")
+        self.directory = _checked(directory)
+        mine = [name for name, keys in self.directory.items() if keys == self._public()]
+        if len(mine) != 1:
+            raise FedCalError("this node's keys are not in the server's directory: do not reply to this server")
+        self.name = mine[0]
+        least, count = shamir.threshold(len(self.directory)), len(self.directory)
+        split = [shamir.split(bytes.fromhex(secret), least, count) for secret in (self.masking_key, self.seed)]
+        sealed, about = {}, digest(self.session, self.directory)
+        for name, key_share, seed_share in zip(self.directory, *split, strict=True):
+            if name == self.name:
+                self.held[name] = (key_share + seed_share).hex()
+            else:
+                sealed[name] = crypto.seal(self._sealing(self.name, name), key_share + seed_share, about).hex()
+        return {"sealed": sealed, "commitment": crypto.commitment(bytes.fromhex(self.seed))}
+
+    def mask(self, sealed: Any, vector: Words) -> Words:
+        """Return the vector under masks: its own one, and one with every other node, which cancel in the total.
+
+        Args:
+            sealed: by node, what it sealed for this one: all those that are still there.
+            vector: this node's.
+
+        Raises:
+            FedCalError: where too few nodes are left, or what they sealed was changed.
+        """
+        self._enter("mask")
+        others = table_of(sealed, SEALED, "sealed shares")
+        if self.name in others or not set(others) <= set(self.directory):
+            raise FedCalError("the shares are of nodes that are not in the directory: do not reply to this server")
+        self._check_enough(len(others) + 1)
+        about = digest(self.session, self.directory)
+        for name, text in others.items():
+            self.held[name] = crypto.unseal(self._sealing(name, self.name), bytes.fromhex(text), about).hex()
+        total = add(vector, crypto.mask(bytes.fromhex(self.seed), vector.shape[1]))
+        for name in others:
+            total = add(total, self._pairwise(name, vector.shape[1]))
+        return total
+
+    def unmask(self, left: Any) -> Part:
+        """Reveal the shares of the seeds of nodes that are left, and of the masking keys of those that fell away.
+
+        Args:
+            left: the nodes whose masked vectors the server has.
+
+        Raises:
+            FedCalError: where they are too few, or not those of the stages before.
+        """
+        self._enter("unmask")
+        names = {str(name) for name in left} if isinstance(left, list) else set()
+        if not names <= set(self.held) or self.name not in names:
+            raise FedCalError("the server unmasks other nodes than those that masked: do not reply to this server")
+        self._check_enough(len(names))
+        size = 2 * shamir.SHARE
+        return {
+            "seeds": {name: text[size:] for name, text in self.held.items() if name in names},
+            "keys": {name: text[:size] for name, text in self.held.items() if name not in names},
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that it holds, secrets included: for the node's own memory only."""
+        return asdict(self)
+
+    # -------------------------------------------------------------------------------------------------------------------
+
+    def _enter(self, stage: Stage) -> None:
+        """Every stage once and in order: two vectors under one mask, or two kinds of shares, would give a node away."""
+        if self.done >= len(STAGES) or STAGES[self.done] != stage:
+            raise FedCalError(f"{stage!r} is not the next stage of this aggregation: do not reply to this server")
+        self.done += 1
+
+    def _check_enough(self, nodes: int) -> None:
+        least = shamir.threshold(len(self.directory))
+        if nodes < least:
+            raise FedCalError(f"{nodes} of {len(self.directory)} nodes are left, where {least} are needed")
+
+    def _public(self) -> list[str]:
+        return [crypto.public_key(bytes.fromhex(key)).hex() for key in (self.sealing_key, self.masking_key)]
+
+    def _sealing(self, sender: str, receiver: str) -> bytes:
+        other = self.directory[receiver if sender == self.name else sender][0]
+        purpose = f"fedcal seal {self.session} {sender} {receiver}"
+        return crypto.agree(bytes.fromhex(self.sealing_key), bytes.fromhex(other), purpose)
+
+    def _pairwise(self, other: str, length: int) -> Words:
+        theirs = bytes.fromhex(self.directory[other][1])
+        return pairwise(self.session, bytes.fromhex(self.masking_key), theirs, length, self.name < other)
+
+
+def pairwise(session: str, private: bytes, public: bytes, length: int, first: bool) -> Words:
+    """Return the mask that two nodes share: the first of the two by name adds it, the other one subtracts it."""
+    found = crypto.mask(crypto.agree(private, public, f"fedcal mask {session}"), length)
+    return found if first else negate(found)
+
+
+def _checked(directory: Any) -> Directory:
+    if not isinstance(directory, dict) or not all(isinstance(keys, list) for keys in directory.values()):
+        raise FedCalError("the server's directory cannot be read")
+    if not shamir.FEWEST_NODES <= len(directory) <= MOST_NODES:
+        raise FedCalError(f"secure aggregation needs {shamir.FEWEST_NODES} to {MOST_NODES} nodes, not {len(directory)}")
+    found = {str(name): [text_of(key, crypto.KEY) for key in keys] for name, keys in sorted(directory.items())}
+    every = [key for keys in found.values() for key in keys]
+    if len(set(every)) != 2 * len(found):
+        raise FedCalError("two nodes have the same keys: do not reply to this server")
+    return found
