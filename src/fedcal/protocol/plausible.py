@@ -8,7 +8,7 @@
     BetaSums               the same of a logistic map
     Score, CompareMaps     losses ≥ 0; their inner products a Gram matrix of non-negative numbers; hits whole, at most n
     CountsLikelihood       a log-likelihood ≤ 0
-    StrengthWeights        weights in [0, 1] that add up to 1, of one client
+    StrengthWeights        weights in [0, 1] that add up to 1, of each client
     NetGradient            n + stop_n samples in all; stop_loss ≥ 0
     FitScaler              temperatures > 0
 
@@ -53,6 +53,7 @@ class Claim:
     n: int  # samples that the client declares
     n_classes: int
     squares: float | None = None  # the sum of the client's squared logits, once it has declared it
+    clients: int = 1  # whose sums these are: more than one where they come added up
 
     @property
     def whole(self) -> bool:
@@ -266,10 +267,11 @@ def _likelihood(claim: Claim) -> None:
 
 
 def _weights(claim: Claim) -> None:
-    weights = claim.content["posterior"]
-    claim.require(((weights >= 0) & (weights <= 1 + RELATIVE)).all(), "posterior", "leaves [0, 1]")
-    claim.require(abs(float(weights.sum()) - 1) <= RELATIVE, "posterior", "does not add up to 1")
-    claim.require(claim.content["n"] == 1, "n", "is not 1: a reply is of one client")
+    weights, n = claim.content["posterior"], claim.content["n"]
+    _whole(claim, "n", n)
+    claim.require((n >= 1) & (n <= claim.clients), "n", f"is not 1 to {claim.clients}, the clients whose sums these are")
+    claim.require(((weights >= 0) & (weights <= n * (1 + RELATIVE))).all(), "posterior", f"leaves [0, {float(n):g}]")
+    claim.require(abs(float(weights.sum() - n)) <= RELATIVE * n, "posterior", f"does not add up to {float(n):g}")
 
 
 def _net(claim: Claim) -> None:

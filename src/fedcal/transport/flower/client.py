@@ -11,6 +11,7 @@ SuperNode.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +30,36 @@ from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.measure.views import Measured
 from fedcal.protocol import Client, Plan, Privacy, Request
-from fedcal.protocol.checks import check_n_classes, check_no_samples_leave
+from fedcal.protocol.checks import check_n_classes, check_no_samples_leave, example_reply
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
 from fedcal.transport.flower.records import (
     DATA,
     MODEL,
     REPLY,
     REQUEST,
+    STAGES,
     VIEWS,
     Records,
     data_of,
+    measured_tensors,
     pack_measured,
     record_of,
     take_out,
     unpack_scaler,
 )
+from fedcal.transport.flower.secure_node import Sums, check_large_enough, reply_to_stages
 
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
 STATE = "fedcal.state"  # in the node's context
 
 
 def calibration_mod(
-    logits: Logits, privacy: Privacy | None = None, *, probs: bool | None = None, classes: Any = None
+    logits: Logits,
+    privacy: Privacy | None = None,
+    *,
+    probs: bool | None = None,
+    classes: Any = None,
+    secure: bool = False,
 ) -> Mod:
     """Make the mod for a ClientApp. It must be the first of `mods`, so that no other one sees FedCal's records.
 
@@ -59,6 +68,7 @@ def calibration_mod(
         privacy: clips and noises what leaves this node, whatever the server asks (local differential privacy).
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
+        secure: refuse every request that does not come by secure aggregation, whatever the server says.
 
     Returns:
         The mod.
@@ -71,6 +81,8 @@ def calibration_mod(
         if REQUEST not in records:
             return call_next(message, context)
         node = Node(context, records, samples, privacy, bool(kind))
+        if secure and node.phase != "meet" and STAGES not in node.about:
+            raise FedCalError("this node replies under secure aggregation only: give the strategy secure=True")
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)
         return Message(RecordDict({REPLY: node.reply()}), reply_to=message)
@@ -170,12 +182,34 @@ class Node:
 
     def reply(self) -> ConfigRecord:
         """Reply about the frozen model: to a request, or after the last one with what measures the outcome."""
-        if self.model is None and self.kept_of.get("model") != self.about["model"]:
+        if self.data and self.model is None and self.kept_of.get("model") != self.about["model"]:
             return record_of(b"", client=self.name, missing=True)
+        if STAGES in self.about:
+            sums = self._measured_sums if self.phase == "measure" else self._reply_sums
+            stages, masked, openly = reply_to_stages(self.context, str(self.about[STAGES]), sums)
+            return record_of(masked, client=self.name, stages=stages, openly=openly)
         if self.phase == "measure":
-            return self._measure()
+            return record_of(pack_measured(self.name, self._measure()), client=self.name)
         plan, request = unpack_request(self.data)
         return self._reply(plan, request, self._frozen(plan))
+
+    # --- what secure aggregation adds up ---------------------------------------------------------------------------------
+
+    def _reply_sums(self) -> Sums:
+        """The reply to the request; what is no sum of samples is said openly."""
+        plan, request = unpack_request(self.data)
+        samples = self._frozen(plan)
+        check_large_enough(samples[0])
+        client = self._client(plan, samples)
+        reply = client.reply(request)
+        self._keep(client)
+        openly = pack_reply(replace(reply, content={}, n=0, notes={}), self.name)
+        return Sums(example_reply(plan.method, plan.n_classes, request.query), reply.content, reply.n, openly)
+
+    def _measured_sums(self) -> Sums:
+        measured = self._measure()
+        sums = measured_tensors(self.name, measured)
+        return Sums(sums, sums, measured.pooled(VIEWS[0]).n)
 
     def _reply(self, plan: Plan, request: Request, samples: Samples) -> ConfigRecord:
         client = self._client(plan, samples)
@@ -184,7 +218,7 @@ class Node:
         return record_of(data, client=self.name)
 
     @one_thread()
-    def _measure(self) -> ConfigRecord:
+    def _measure(self) -> Measured:
         """Make the personal scaler, which stays here, and sums that measure the views."""
         plan, scaler = unpack_scaler(self.data)
         client = self._client(plan, self._frozen(plan))
@@ -196,8 +230,8 @@ class Node:
             plan.method.apply(scaler.params, logits),
             plan.method.apply_personal(scaler.params, personal, logits),
         )
-        measured = Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
-        return record_of(pack_measured(self.name, measured), client=self.name)
+        views = dict(zip(VIEWS, applied, strict=True))
+        return Measured.of(self.name, views, labels, int(self.about["bins"]))
 
     # --- samples -------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@
                     fedcal.model     the frozen model, for a node that does not have its logits yet
     node → server   fedcal.reply     the node's name, and as bytes its reply or what it measured
 
+Under secure aggregation both also hold stages of the protocol (`fedcal.secure`) as JSON, and the reply's bytes are masked.
+
 An inner strategy, or a user's client, never sees these records: they are taken out before it is called. Flower sends every
 array of a record by requests of its own, which take longer than all that FedCal computes; so tensors travel as bytes.
 """
@@ -29,6 +31,7 @@ from fedcal.protocol.wire import pack, plan_from_json, plan_to_json, unpack
 PREFIX = "fedcal."
 REQUEST, MODEL, REPLY = "fedcal.request", "fedcal.model", "fedcal.reply"
 DATA = "data"  # the bytes of a record
+STAGES = "stages"  # of secure aggregation, as JSON
 VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, its personal scaler
 
 # "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure".
@@ -65,7 +68,7 @@ def size(records: Iterable[Any]) -> int:
         if isinstance(record, ArrayRecord):
             found += sum(len(array.data) for array in record.values())
         elif isinstance(data := record.get(DATA), bytes):
-            found += len(data)
+            found += len(data) + len(record.get(STAGES, ""))
     return found
 
 
@@ -122,10 +125,15 @@ def unpack_scaler(data: bytes) -> tuple[Plan, Scaler]:
 
 def pack_measured(client: str, measured: Measured) -> bytes:
     """Return what a node measured as bytes."""
+    return pack(measured_tensors(client, measured), {})
+
+
+def measured_tensors(client: str, measured: Measured) -> Params:
+    """Return the sums that a node measured."""
     tensors: Params = {}
     for view, tallies in measured.tallies.items():
         tensors |= nest(view, tallies[client].to_tensors())
-    return pack(tensors | (nest("paired", measured.paired.to_tensors()) if measured.paired else {}), {})
+    return tensors | (nest("paired", measured.paired.to_tensors()) if measured.paired else {})
 
 
 def unpack_measured(client: str, data: bytes, n_classes: int, n_bins: int) -> Measured:
@@ -134,7 +142,15 @@ def unpack_measured(client: str, data: bytes, n_classes: int, n_bins: int) -> Me
     Raises:
         FedCalError: where sums are missing, damaged, or contradict each other.
     """
-    tensors, _ = unpack(data)
+    return measured_of(client, unpack(data)[0], n_classes, n_bins)
+
+
+def measured_of(client: str, tensors: Params, n_classes: int, n_bins: int) -> Measured:
+    """Return what was measured, from its sums.
+
+    Raises:
+        FedCalError: where sums are missing, damaged, or contradict each other.
+    """
     tallies = {view: Tally.from_tensors(unnest(view, tensors)) for view in VIEWS}
     if any(len(tally.classwise) != n_classes for tally in tallies.values()):
         raise FedCalError(f"{client} measures {len(tallies['uncal'].classwise)} classes, not {n_classes}")
