@@ -31,8 +31,8 @@ class Federation:
         self.messages = 0
 
     def reply(self, name: str, parts: list) -> tuple[list, bytes]:
-        def encode(exponents):
-            return Layout(self.layout.shapes, exponents).encode(self.values[name], n=10)
+        def encode(words):
+            return Layout(self.layout.shapes, words).encode(self.values[name], n=10)
 
         self.nodes[name] = SecureNode.from_json(self.nodes[name].to_json())  # as after a restart of the node's process
         self.messages += 1

@@ -33,6 +33,9 @@ def federate(
     timeout: Annotated[float, typer.Option(help="Seconds that nodes have for a round.")] = 120.0,
     limit: Annotated[float, typer.Option(help="Seconds that the whole run may take.")] = 3600.0,
     seed: Seed = 0,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Secure aggregation: the server sees sums over at least three nodes only.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Neither TLS nor node keys.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
@@ -45,6 +48,7 @@ def federate(
     """
     from fedcal.data import DATASETS
     from fedcal.federate import launch
+    from fedcal.secure import divide
     from fedcal.simulate.config import Config
     from fedcal.simulate.runs import check_folder
 
@@ -56,7 +60,9 @@ def federate(
         raise FedCalError(f"{chosen.name} is nothing that nodes do: choose fed-ts, fedcal-plus or another")
     methods = ("uncal", method)
     config = Config(data=data, rounds=rounds, method=methods, data_dir=data_dir, seed=seed, **settings).resolve()
-    plan = launch.plan(config, out_dir, {"robust": robust, "timeout": timeout}, insecure)
+    plan = launch.plan(config, out_dir, {"robust": robust, "timeout": timeout, "secure": secure}, insecure)
+    if secure:
+        divide(plan.names)  # refuses too few nodes
     if dry_run:
         for line in plan.commands():
             print(line)

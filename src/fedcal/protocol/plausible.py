@@ -269,7 +269,9 @@ def _likelihood(claim: Claim) -> None:
 def _weights(claim: Claim) -> None:
     weights, n = claim.content["posterior"], claim.content["n"]
     _whole(claim, "n", n)
-    claim.require((n >= 1) & (n <= claim.clients), "n", f"is not 1 to {claim.clients}, the clients whose sums these are")
+    claim.require(
+        (n >= 1) & (n <= claim.clients), "n", f"is not 1 to {claim.clients}, the clients whose sums these are"
+    )
     claim.require(((weights >= 0) & (weights <= n * (1 + RELATIVE))).all(), "posterior", f"leaves [0, {float(n):g}]")
     claim.require(abs(float(weights.sum() - n)) <= RELATIVE * n, "posterior", f"does not add up to {float(n):g}")
 

@@ -15,6 +15,7 @@ from fedcal.secure import crypto, shamir
 from fedcal.secure.fixed import MOST_NODES, Words, add, negate
 from fedcal.secure.member import SEALED, STAGES, pairwise
 from fedcal.secure.messages import Directory, DoesNotAddUp, Part, Stage, table_of, text_of
+from fedcal.secure.vector import Layout
 
 
 class Aggregation:
@@ -32,7 +33,7 @@ class Aggregation:
         self.session, self.done = secrets.token_hex(16), 0
         self.left = sorted(nodes)  # those that have replied to every stage so far
         self.failed = False  # so many fell away that it cannot be finished
-        self.length = 0  # of a vector, once it is known
+        self.layout = Layout({})  # of the vectors, once it is known
         self._directory: Directory = {}
         self._sealed: dict[str, dict[str, str]] = {}  # by sender, then by receiver
         self._commitments: dict[str, str] = {}
@@ -49,18 +50,14 @@ class Aggregation:
         """The nodes whose vectors are in the total."""
         return sorted(self._vectors)
 
-    def ask(self, exponents: dict[str, int]) -> dict[str, Part]:
-        """Return what each node is asked at this stage.
-
-        Args:
-            exponents: of the vector's units.
-        """
+    def ask(self) -> dict[str, Part]:
+        """Return what each node is asked at this stage."""
         more: Callable[[str], Part] = {
             "keys": lambda name: {},
             "shares": lambda name: {"directory": self._directory},
             "mask": lambda name: {
                 "sealed": {sender: sealed[name] for sender, sealed in self._sealed.items() if sender != name},
-                "exponents": exponents,
+                "words": self.layout.words,
             },
             "unmask": lambda name: {"left": self.masked},
         }[self.stage or "unmask"]
@@ -91,21 +88,23 @@ class Aggregation:
         Raises:
             DoesNotAddUp: where the revealed shares do not fit together.
         """
-        total = np.zeros((2, self.length), np.uint64)
+        shape = (self.layout.words, self.layout.length)
+        total = np.zeros(shape, np.uint64)
         for vector in self._vectors.values():
             total = add(total, vector)
         for name in self.masked:
             seed = self._combine("seeds", name)
             if crypto.commitment(seed) != self._commitments[name]:
                 raise DoesNotAddUp(f"the shares of the seed of node {name} are not right")
-            total = add(total, negate(crypto.mask(seed, self.length)))
+            total = add(total, negate(crypto.mask(seed, *shape)))
         for gone in sorted(set(self._sealed) - set(self._vectors)):
-            key = self._combine("keys", gone)
-            if crypto.public_key(key).hex() != self._directory[gone][1]:
+            secret = self._combine("keys", gone)
+            if crypto.public_key(secret).hex() != self._directory[gone][1]:
                 raise DoesNotAddUp(f"the shares of the key of node {gone} are not right")
+            key = crypto.private_key(secret)
             for name in self.masked:  # what `name` added for `gone` is minus what `gone` would have added
                 public = bytes.fromhex(self._directory[name][1])
-                total = add(total, pairwise(self.session, key, public, self.length, gone < name))
+                total = add(total, pairwise(self.session, key, public, shape, gone < name))
         return total
 
     # --- each stage's replies --------------------------------------------------------------------------------------------
@@ -124,9 +123,9 @@ class Aggregation:
         self._sealed[name] = sealed
 
     def _mask(self, name: str, part: Part, vector: bytes) -> None:
-        if len(vector) != 16 * self.length:
-            raise FedCalError(f"node {name} sends a vector of {len(vector)} bytes, not {16 * self.length}")
-        self._vectors[name] = np.frombuffer(vector, "<u8").reshape(2, self.length)
+        if len(vector) != self.layout.n_bytes:
+            raise FedCalError(f"node {name} sends a vector of {len(vector)} bytes, not {self.layout.n_bytes}")
+        self._vectors[name] = np.frombuffer(vector, "<u8").reshape(self.layout.words, self.layout.length)
 
     def _unmask(self, name: str, part: Part, _: bytes) -> None:
         seeds, keys = (table_of(part.get(kind), shamir.SHARE, "shares") for kind in ("seeds", "keys"))

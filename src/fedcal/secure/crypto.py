@@ -24,19 +24,24 @@ def new_secret() -> bytes:
     return secrets.token_bytes(KEY)
 
 
-def public_key(private: bytes) -> bytes:
-    """Return the public half of an X25519 key pair."""
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+def private_key(secret: bytes) -> X25519PrivateKey:
+    """Return the X25519 key that a secret is."""
+    return X25519PrivateKey.from_private_bytes(secret)
 
 
-def agree(private: bytes, public: bytes, purpose: str) -> bytes:
+def public_key(secret: bytes) -> bytes:
+    """Return the public half of a key."""
+    return private_key(secret).public_key().public_bytes_raw()
+
+
+def agree(private: X25519PrivateKey, public: bytes, purpose: str) -> bytes:
     """Return the key that two nodes share for one purpose: X25519, then HKDF-SHA256.
 
     Raises:
         FedCalError: where the public key is none.
     """
     try:
-        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+        shared = private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise FedCalError("a node's public key is damaged: do not reply to this server") from None
     return HKDF(SHA256(), KEY, salt=None, info=purpose.encode()).derive(shared)
@@ -59,15 +64,15 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
         raise FedCalError("a sealed share was changed on its way: do not reply to this server") from None
 
 
-def mask(key: bytes, length: int) -> Words:
+def mask(key: bytes, words: int, length: int) -> Words:
     """Expand a key to a mask of that many numbers: ChaCha20's key stream."""
-    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(16 * length))
-    return np.frombuffer(stream, "<u8").reshape(2, length).astype(np.uint64, copy=False)
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * words * length))
+    return np.frombuffer(stream, "<u8").reshape(words, length)
 
 
-def random_words(length: int) -> Words:
-    """Return that many uniform numbers of 128 bits."""
-    return mask(new_secret(), length)
+def random_words(words: int, length: int) -> Words:
+    """Return that many uniform numbers."""
+    return mask(new_secret(), words, length)
 
 
 def commitment(secret: bytes) -> str:

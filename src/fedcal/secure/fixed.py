@@ -1,11 +1,11 @@
-"""Fixed-point numbers of 128 bits that add exactly, modulo 2¹²⁸: what masks can hide and sums can keep.
+"""Fixed-point numbers of two or more 64-bit words that add exactly: what masks can hide and sums can keep.
 
-A number v becomes the integer v / 2^e, rounded. A vector of them is an array (2, m) of 64-bit words: the low words, then the
-high ones. A node's integers are below 2¹²¹. So 63 nodes stay below 2¹²⁷, where a signed 128-bit integer ends, and 64 could
-reach it: that is MOST_NODES.
+A number v becomes the integer v · 2⁶⁴, rounded. A vector of m numbers is an array (words, m), the lowest words first, and
+adds modulo 2^(64 words). A node's integers are below 2^(64 words − 7). So those of 63 nodes stay below 2^(64 words − 1),
+where a signed integer ends, and those of 64 could reach it: that is MOST_NODES.
 
-At e = −64 a node's numbers may reach 2⁵⁷ ≈ 1.4e17, and each is rounded by at most 2⁻⁶⁵ ≈ 2.7e-20. Doubles of at least 2⁻¹²
-are not rounded at all.
+Every number is rounded by at most 2⁻⁶⁵ ≈ 2.7e-20, and doubles of at least 2⁻¹² not at all. With two words a node's numbers
+may reach 2⁵⁷ ≈ 1.4e17; a third word makes that 2¹²¹ ≈ 2.7e36, a fourth one 2¹⁸⁵.
 """
 
 from __future__ import annotations
@@ -13,40 +13,51 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]  # (2, m)
+Words = NDArray[np.uint64]  # (words, m)
 
-BITS = 121  # of a node's integers, without the sign
-MOST_NODES = 2 ** (127 - BITS) - 1
-WORD = 2.0**64
-
-
-def fits(values: NDArray[np.float64], exponent: int) -> bool:
-    """Return whether the values can be encoded in units of 2^exponent."""
-    return bool((np.abs(values) < np.ldexp(1.0, BITS + exponent) - np.ldexp(1.0, exponent)).all())
+SPARE = 7  # bits: the sign's, and room for the sum
+MOST_NODES = 2 ** (SPARE - 1) - 1
+POINT = 64  # bits after the binary point
+ROUNDING = 2.0 ** -(POINT + 1)  # of a number, at most
 
 
-def encode(values: NDArray[np.float64], exponent: int) -> Words:
-    """Return the values in units of 2^exponent; they must fit."""
-    size = np.rint(np.abs(np.ldexp(values, -exponent)))
-    high = np.floor(size / WORD)
-    words = np.stack([size - high * WORD, high]).astype(np.uint64)  # exact: both are parts of a double's 53 bits
-    return np.where(values < 0, negate(words), words)
+def most(words: int) -> float:
+    """Return the bound of a node's numbers."""
+    return 2.0 ** (64 * words - SPARE - POINT)
 
 
-def decode(words: Words, exponent: int) -> NDArray[np.float64]:
-    """Return the numbers, each rounded to the nearest doubles or so; exact where a double holds them."""
-    negative = words[1] >> np.uint64(63) == 1
+def encode(values: NDArray[np.float64], words: int) -> Words:
+    """Return numbers below `most` as integers."""
+    size, found = np.rint(np.ldexp(np.abs(values), POINT)), np.empty((words, len(values)), np.uint64)
+    for place in reversed(range(words)):
+        part = np.floor(np.ldexp(size, -64 * place))
+        found[place] = part
+        size = size - np.ldexp(part, 64 * place)  # exact: both are parts of a double's 53 bits
+    return np.where(values < 0, negate(found), found)
+
+
+def decode(words: Words) -> NDArray[np.float64]:
+    """Return the numbers: exactly where a double can hold them, else rounded."""
+    negative = words[-1] >> np.uint64(63) == 1
     size = np.where(negative, negate(words), words).astype(np.float64)
-    return np.ldexp(np.where(negative, -1.0, 1.0) * (size[1] * WORD + size[0]), exponent)
+    total = np.zeros(words.shape[1])
+    for place in reversed(range(len(words))):
+        total += np.ldexp(size[place], 64 * place - POINT)
+    return np.where(negative, -total, total)
 
 
 def add(a: Words, b: Words) -> Words:
-    """Return the sum modulo 2¹²⁸."""
-    low = a[0] + b[0]
-    return np.stack([low, a[1] + b[1] + (low < a[0])])
+    """Return the sum, modulo 2^(64 words)."""
+    found, carry = np.empty_like(a), np.zeros(a.shape[1], np.uint64)
+    for place in range(len(a)):
+        low = a[place] + b[place]
+        found[place] = low + carry
+        carry = ((low < a[place]) | (found[place] < low)).astype(np.uint64)
+    return found
 
 
 def negate(a: Words) -> Words:
-    """Return −a modulo 2¹²⁸."""
-    low = ~a[0] + np.uint64(1)
-    return np.stack([low, ~a[1] + (low == 0)])
+    """Return −a, modulo 2^(64 words)."""
+    one = np.zeros_like(a)
+    one[0] = 1
+    return add(~a, one)

@@ -51,16 +51,14 @@ class Group:
         self.nodes = sorted(nodes)  # those that have not fallen away
         self.total: Total | None = None
         self.aggregations = 0  # that were finished or given up
-        self._exponents: dict[str, int] = {}  # units that were needed before, by tensor
         self._layout = Layout({})
         self._now: Aggregation | None = None
         self._next: Aggregation | None = None
         self._attempts = 0
 
     def begin(self, layout: Layout) -> None:
-        """Begin with the next total."""
-        known = {name: self._exponents[name] for name in layout.names if name in self._exponents}
-        self._layout, self.total, self._attempts = Layout(layout.shapes, known), None, 0
+        """Begin with the next total; where the one before needed more words, it has them from the start."""
+        self._layout, self.total, self._attempts = Layout(layout.shapes, self._layout.words), None, 0
 
     def ask(self) -> dict[str, list[Part]]:
         """Return what each node is asked: a stage of this aggregation, and one of the next.
@@ -73,9 +71,9 @@ class Group:
         if self._now is None:
             self._now, self._next = self._next or Aggregation(self.nodes), None
         if self._now.stage == "mask":
-            self._now.length = self._layout.length
+            self._now.layout = self._layout
             self._next = Aggregation(self.nodes)
-        parts = [one.ask(self._layout.exponents) for one in (self._now, self._next) if one]
+        parts = [one.ask() for one in (self._now, self._next) if one]
         return {name: [part[name] for part in parts if name in part] for name in self.nodes}
 
     def asks_for_vectors(self) -> bool:
@@ -95,7 +93,7 @@ class Group:
         refused: dict[str, str] = {}
         for aggregation in [one for one in (self._now, self._next) if one]:
             mine = {name: (_part(parts, aggregation.session), vector) for name, (parts, vector) in replies.items()}
-            refused |= aggregation.receive(mine)
+            refused = aggregation.receive(mine) | refused  # the first reason counts
         self.nodes = [name for name in self.nodes if name in replies and name not in refused]
         if self._next and self._next.failed:
             self._next = None
@@ -110,19 +108,12 @@ class Group:
             if aggregation.failed:
                 self._next = None  # it has lost the same nodes: the next one begins with those that are left
             else:
-                self._take(self._layout.decode(aggregation.total(), len(aggregation.masked)))
+                self.total = self._layout.decode(aggregation.total(), aggregation.masked)
+                self._layout = self._layout if self.total else self._layout.wider()
         except DoesNotAddUp as error:
             reason = str(error)
         if self.total is None and self._attempts >= ATTEMPTS:
             raise FedCalError(f"secure aggregation came to nothing in {ATTEMPTS} attempts ({reason}): check the nodes")
-
-    def _take(self, found: Total) -> None:
-        """Keep a total, or make the units larger where some node's values do not fit."""
-        if not found.too_large:
-            self.total = found
-            return
-        self._layout = self._layout.coarser(found.too_large)
-        self._exponents |= {name: self._layout.exponent(name) for name in found.too_large}
 
 
 def _part(parts: Sequence[Part], session: str) -> Part:

@@ -6,8 +6,10 @@ every node: the seed's of a node whose vector is in the total, or the masking ke
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, get_args
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedcal.errors import FedCalError
 from fedcal.secure import crypto, shamir
@@ -47,18 +49,19 @@ class Member:
         """
         self._enter("shares")
         self.directory = _checked(directory)
-        mine = [name for name, keys in self.directory.items() if keys == self._public()]
+        public = self._public()
+        mine = [name for name, keys in self.directory.items() if keys == public]
         if len(mine) != 1:
             raise FedCalError("this node's keys are not in the server's directory: do not reply to this server")
         self.name = mine[0]
         least, count = shamir.threshold(len(self.directory)), len(self.directory)
         split = [shamir.split(bytes.fromhex(secret), least, count) for secret in (self.masking_key, self.seed)]
-        sealed, about = {}, digest(self.session, self.directory)
+        sealed, about, sealing = {}, digest(self.session, self.directory), self._key(self.sealing_key)
         for name, key_share, seed_share in zip(self.directory, *split, strict=True):
             if name == self.name:
                 self.held[name] = (key_share + seed_share).hex()
             else:
-                sealed[name] = crypto.seal(self._sealing(self.name, name), key_share + seed_share, about).hex()
+                sealed[name] = crypto.seal(self._shared(sealing, name, True), key_share + seed_share, about).hex()
         return {"sealed": sealed, "commitment": crypto.commitment(bytes.fromhex(self.seed))}
 
     def mask(self, sealed: Any, vector: Words) -> Words:
@@ -77,11 +80,12 @@ class Member:
             raise FedCalError("the shares are of nodes that are not in the directory: do not reply to this server")
         self._check_enough(len(others) + 1)
         about = digest(self.session, self.directory)
+        sealing, masking = self._key(self.sealing_key), self._key(self.masking_key)
+        total = add(vector, crypto.mask(bytes.fromhex(self.seed), *vector.shape))
         for name, text in others.items():
-            self.held[name] = crypto.unseal(self._sealing(name, self.name), bytes.fromhex(text), about).hex()
-        total = add(vector, crypto.mask(bytes.fromhex(self.seed), vector.shape[1]))
-        for name in others:
-            total = add(total, self._pairwise(name, vector.shape[1]))
+            self.held[name] = crypto.unseal(self._shared(sealing, name, False), bytes.fromhex(text), about).hex()
+            public = bytes.fromhex(self.directory[name][1])
+            total = add(total, pairwise(self.session, masking, public, vector.shape, self.name < name))
         return total
 
     def unmask(self, left: Any) -> Part:
@@ -106,7 +110,7 @@ class Member:
 
     def to_json(self) -> dict[str, Any]:
         """Return all that it holds, secrets included: for the node's own memory only."""
-        return asdict(self)
+        return dict(vars(self))
 
     # -------------------------------------------------------------------------------------------------------------------
 
@@ -124,19 +128,19 @@ class Member:
     def _public(self) -> list[str]:
         return [crypto.public_key(bytes.fromhex(key)).hex() for key in (self.sealing_key, self.masking_key)]
 
-    def _sealing(self, sender: str, receiver: str) -> bytes:
-        other = self.directory[receiver if sender == self.name else sender][0]
+    def _key(self, secret: str) -> X25519PrivateKey:
+        return crypto.private_key(bytes.fromhex(secret))
+
+    def _shared(self, sealing: X25519PrivateKey, other: str, sending: bool) -> bytes:
+        """The key for what one of two nodes seals for the other."""
+        sender, receiver = (self.name, other) if sending else (other, self.name)
         purpose = f"fedcal seal {self.session} {sender} {receiver}"
-        return crypto.agree(bytes.fromhex(self.sealing_key), bytes.fromhex(other), purpose)
-
-    def _pairwise(self, other: str, length: int) -> Words:
-        theirs = bytes.fromhex(self.directory[other][1])
-        return pairwise(self.session, bytes.fromhex(self.masking_key), theirs, length, self.name < other)
+        return crypto.agree(sealing, bytes.fromhex(self.directory[other][0]), purpose)
 
 
-def pairwise(session: str, private: bytes, public: bytes, length: int, first: bool) -> Words:
+def pairwise(session: str, private: X25519PrivateKey, public: bytes, shape: tuple[int, ...], first: bool) -> Words:
     """Return the mask that two nodes share: the first of the two by name adds it, the other one subtracts it."""
-    found = crypto.mask(crypto.agree(private, public, f"fedcal mask {session}"), length)
+    found = crypto.mask(crypto.agree(private, public, f"fedcal mask {session}"), *shape)
     return found if first else negate(found)
 
 

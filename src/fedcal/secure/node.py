@@ -12,7 +12,7 @@ from fedcal.secure.messages import Part
 
 KEPT = 3  # aggregations at most that a node holds secrets of: the one that is on, the next one, and one that came to nothing
 
-Encode = Callable[[dict[str, int]], Words]  # given the units' exponents, the node's vector
+Encode = Callable[[int], Words]  # given the words of a number, the node's vector
 
 
 class SecureNode:
@@ -58,7 +58,7 @@ class SecureNode:
         if stage == "shares":
             return member.shares(part.get("directory")), b""
         if stage == "mask":
-            return {}, member.mask(part.get("sealed"), encode(_exponents(part.get("exponents")))).tobytes()
+            return {}, member.mask(part.get("sealed"), encode(_words(part.get("words")))).astype("<u8").tobytes()
         if stage == "unmask":
             del self.members[session]  # nothing more is asked of it
             return member.unmask(part.get("left")), b""
@@ -76,7 +76,7 @@ class SecureNode:
         return node
 
 
-def _exponents(values: Any) -> dict[str, int]:
-    if not isinstance(values, dict) or not all(type(value) is int for value in values.values()):
-        raise FedCalError("the units of secure aggregation cannot be read")
-    return values
+def _words(value: Any) -> int:
+    if type(value) is not int:
+        raise FedCalError("the server does not say how many words a number has: use one version of fedcal")
+    return value

@@ -68,7 +68,8 @@ def calibration_mod(
         privacy: clips and noises what leaves this node, whatever the server asks (local differential privacy).
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
-        secure: refuse every request that does not come by secure aggregation, whatever the server says.
+        secure: refuse every request that does not come by secure aggregation, whatever the server says; so does
+            `fedcal-secure=true` in the node's config.
 
     Returns:
         The mod.
@@ -81,7 +82,8 @@ def calibration_mod(
         if REQUEST not in records:
             return call_next(message, context)
         node = Node(context, records, samples, privacy, bool(kind))
-        if secure and node.phase != "meet" and STAGES not in node.about:
+        only_secure = secure or context.node_config.get("fedcal-secure", False)
+        if only_secure and node.phase != "meet" and STAGES not in node.about:
             raise FedCalError("this node replies under secure aggregation only: give the strategy secure=True")
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)
@@ -230,8 +232,7 @@ class Node:
             plan.method.apply(scaler.params, logits),
             plan.method.apply_personal(scaler.params, personal, logits),
         )
-        views = dict(zip(VIEWS, applied, strict=True))
-        return Measured.of(self.name, views, labels, int(self.about["bins"]))
+        return Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
 
     # --- samples -------------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ Phase = Literal["meet", "train", "reply", "measure"]
 Records = dict[str, Any]  # FedCal's records of one message, by name
 
 
-def record_of(data: bytes, **values: str | int | bool) -> ConfigRecord:
+def record_of(data: bytes, **values: str | int | bool | bytes) -> ConfigRecord:
     """Return a record of bytes and a few values."""
     return ConfigRecord({**values, DATA: data})
 

@@ -65,23 +65,23 @@ class SecureRounds:
         names = [f"group {i}" for i in range(1, len(groups) + 1)] if len(groups) > 1 else [ALL_NODES]
         self.groups = {name: Group(group) for name, group in zip(names, groups, strict=True)}
         server.known.clear()  # what groups of an earlier start have declared
+        summed: dict[str, tuple[str, ...]] = {}  # by group, the nodes of its last total
         while (request := server.request) is not None:
             self.nodes.begin("calibration", request.round)
-            before, like = self._members(), server.example
-            data = pack_request(server.plan, request)
-            totals, cost = self._totals(grid, "reply", data, like, model, timeout)
-            replies = {name: self._reply(name, total, like, request.digest) for name, total in totals.items()}
+            asked, like = self._members(), server.example
+            totals, cost = self._totals(grid, "reply", pack_request(server.plan, request), like, model, timeout)
+            replies = {name: self._reply(total, like, request.digest) for name, total in totals.items()}
             if not any(reply.n for reply in replies.values()):
                 raise FedCalError(f"calibration round {request.round}: no node has samples")
-            after = self._members()
-            for name in [name for name in before if before[name] != after.get(name)]:
-                server.known.pop(name, None)  # its samples are fewer now
-            left = {node for members in after.values() for node in members}
-            server.drop(self._name(node) for members in before.values() for node in members if node not in left)
+            for name, total in totals.items():
+                if summed.get(name) != total.nodes:
+                    server.known.pop(name, None)  # its samples are others now
+            summed = {name: total.nodes for name, total in totals.items()}
+            server.drop(self._name(node) for node in sorted(asked - self._members()))
             server.receive(replies)
-            self.nodes.end(sorted(map(int, left)), cost)
+            self.nodes.end([int(node) for nodes in summed.values() for node in nodes], cost)
             after_round()
-        return sorted(int(node) for members in self._members().values() for node in members)
+        return sorted(map(int, self._members()))
 
     def measure(
         self, grid: Grid, server: Server, nodes: list[int], model: ArrayRecord, timeout: float, n_bins: int
@@ -90,10 +90,12 @@ class SecureRounds:
         self.nodes.begin("evaluation", server.ledger.rounds)
         k = server.plan.n_classes
         one = torch.eye(k, dtype=torch.float64)[:1]
-        like = measured_tensors("", Measured.of("", dict.fromkeys(VIEWS, one), torch.zeros(1, dtype=torch.int64), n_bins))
+        like = measured_tensors(
+            "", Measured.of("", dict.fromkeys(VIEWS, one), torch.zeros(1, dtype=torch.int64), n_bins)
+        )
         data = pack_scaler(server.plan, server.scaler)
         totals, cost = self._totals(grid, "measure", data, like, model, timeout, n_bins)
-        self.nodes.end(sorted(int(node) for members in self._members().values() for node in members), cost)
+        self.nodes.end([int(node) for total in totals.values() for node in total.nodes], cost)
         return add_up(measured_of(ALL_NODES, _tensors(total, like), k, n_bins) for total in totals.values())
 
     def report(self) -> dict[str, Any]:
@@ -150,16 +152,16 @@ class SecureRounds:
             self._openly[name] = unpack_reply(openly)[1]
         return parts, data_of(record)
 
-    def _reply(self, group: str, total: Total, like: Params, digest: str) -> Reply:
+    def _reply(self, total: Total, like: Params, digest: str) -> Reply:
         """A group's total as a reply. Its privacy is that of the node with the fewest replies left."""
-        said = [self._openly[self._name(n)] for n in self.groups[group].nodes if self._name(n) in self._openly]
+        said = [self._openly[name] for name in map(self._name, total.nodes) if name in self._openly]
         private = min((one.privacy for one in said if one.privacy), key=lambda told: told["left"], default={})
         probs = bool(said) and all(one.probs for one in said)
         content = _tensors(total, like) if total.n else {}
-        return Reply(content, total.n, digest, privacy=private, probs=probs, clients=total.nodes)
+        return Reply(content, total.n, digest, privacy=private, probs=probs, clients=len(total.nodes))
 
-    def _members(self) -> dict[str, list[str]]:
-        return {name: list(group.nodes) for name, group in self.groups.items()}
+    def _members(self) -> set[str]:
+        return {node for group in self.groups.values() for node in group.nodes}
 
     def _name(self, node: str) -> str:
         return self.nodes.names.get(int(node), f"node {node}")

@@ -46,11 +46,11 @@ def reply_to_stages(context: Context, stages: str, sums: Callable[[], Sums]) -> 
     kept: Any = context.state.config_records.get(SECRETS)
     node, openly = SecureNode.from_json(json.loads(kept["members"]) if kept else []), b""
 
-    def encode(exponents: dict[str, int]) -> Words:
+    def encode(words: int) -> Words:
         nonlocal openly
         mine = sums()
         openly = mine.openly
-        layout = Layout({name: tuple(value.shape) for name, value in mine.like.items()}, exponents)
+        layout = Layout({name: tuple(value.shape) for name, value in mine.like.items()}, words)
         return layout.encode({name: value.double().numpy() for name, value in mine.content.items()}, mine.n)
 
     replies, vector = node.reply(json.loads(stages), encode)

@@ -85,7 +85,9 @@ class CalibratedStrategy(Strategy):
                 f"{chosen.name} sends every logit and label to the server: choose fed-ts, which is its equal"
             )
         if secure and not chosen.additive:
-            raise FedCalError(f"{chosen.name} does not only add, as secure aggregation does: choose fedcal-plus or fed-ts")
+            raise FedCalError(
+                f"{chosen.name} does not only add, as secure aggregation does: choose fedcal-plus or fed-ts"
+            )
         labels = () if classes is None else name_columns(check_classes(classes, n_classes))
         self._new_server = partial(Server, chosen, n_classes, seed, classes=labels, privacy=privacy, robust=robust)
         self.inner, self.server, self.nodes = inner, self._new_server(), Nodes()
