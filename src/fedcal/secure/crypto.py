@@ -47,19 +47,19 @@ def agree(private: X25519PrivateKey, public: bytes, purpose: str) -> bytes:
     return HKDF(SHA256(), KEY, salt=None, info=purpose.encode()).derive(shared)
 
 
-def seal(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Encrypt and authenticate a text, bound to what it is about. A key must seal one text only."""
-    return ChaCha20Poly1305(key).encrypt(bytes(12), text, about)
+def seal(key: bytes, number: int, text: bytes, about: bytes) -> bytes:
+    """Encrypt and authenticate a text, bound to what it is about. A key must seal one text only of each number."""
+    return ChaCha20Poly1305(key).encrypt(number.to_bytes(12), text, about)
 
 
-def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
+def unseal(key: bytes, number: int, sealed: bytes, about: bytes) -> bytes:
     """Return the text that was sealed.
 
     Raises:
         FedCalError: where it was changed, or is about something else.
     """
     try:
-        return ChaCha20Poly1305(key).decrypt(bytes(12), sealed, about)
+        return ChaCha20Poly1305(key).decrypt(number.to_bytes(12), sealed, about)
     except (InvalidTag, ValueError):
         raise FedCalError("a sealed share was changed on its way: do not reply to this server") from None
 

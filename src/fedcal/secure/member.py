@@ -31,6 +31,7 @@ class Member:
     done: int = 0  # stages
     name: str = ""  # its own in the directory
     directory: Directory = field(default_factory=dict)
+    sealing: dict[str, str] = field(default_factory=dict)  # by node: the key for what the two seal for each other
     held: dict[str, str] = field(default_factory=dict)  # by node: the share of its masking key, then that of its seed
 
     def keys(self) -> Part:
@@ -61,7 +62,7 @@ class Member:
             if name == self.name:
                 self.held[name] = (key_share + seed_share).hex()
             else:
-                sealed[name] = crypto.seal(self._shared(sealing, name, True), key_share + seed_share, about).hex()
+                sealed[name] = self._seal(sealing, name, key_share + seed_share, about)
         return {"sealed": sealed, "commitment": crypto.commitment(bytes.fromhex(self.seed))}
 
     def mask(self, sealed: Any, vector: Words) -> Words:
@@ -80,10 +81,10 @@ class Member:
             raise FedCalError("the shares are of nodes that are not in the directory: do not reply to this server")
         self._check_enough(len(others) + 1)
         about = digest(self.session, self.directory)
-        sealing, masking = self._key(self.sealing_key), self._key(self.masking_key)
+        masking = self._key(self.masking_key)
         total = add(vector, crypto.mask(bytes.fromhex(self.seed), *vector.shape))
         for name, text in others.items():
-            self.held[name] = crypto.unseal(self._shared(sealing, name, False), bytes.fromhex(text), about).hex()
+            self.held[name] = self._unseal(name, text, about)
             public = bytes.fromhex(self.directory[name][1])
             total = add(total, pairwise(self.session, masking, public, vector.shape, self.name < name))
         return total
@@ -131,11 +132,15 @@ class Member:
     def _key(self, secret: str) -> X25519PrivateKey:
         return crypto.private_key(bytes.fromhex(secret))
 
-    def _shared(self, sealing: X25519PrivateKey, other: str, sending: bool) -> bytes:
-        """The key for what one of two nodes seals for the other."""
-        sender, receiver = (self.name, other) if sending else (other, self.name)
-        purpose = f"fedcal seal {self.session} {sender} {receiver}"
-        return crypto.agree(sealing, bytes.fromhex(self.directory[other][0]), purpose)
+    def _seal(self, sealing: X25519PrivateKey, other: str, text: bytes, about: bytes) -> str:
+        """Seal for another node; of the two, the first by name seals text 0 under their key, the other one text 1."""
+        key = crypto.agree(sealing, bytes.fromhex(self.directory[other][0]), f"fedcal seal {self.session}")
+        self.sealing[other] = key.hex()
+        return crypto.seal(key, self.name > other, text, about).hex()
+
+    def _unseal(self, other: str, sealed: str, about: bytes) -> str:
+        key = bytes.fromhex(self.sealing[other])
+        return crypto.unseal(key, other > self.name, bytes.fromhex(sealed), about).hex()
 
 
 def pairwise(session: str, private: X25519PrivateKey, public: bytes, shape: tuple[int, ...], first: bool) -> Words:
