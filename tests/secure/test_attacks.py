@@ -50,7 +50,9 @@ class Session:
 
 
 def test_the_check_of_uniformity_can_fail():
-    assert not looks_uniform(encode(np.arange(LENGTH, dtype=float), 2)) and looks_uniform(crypto.random_words(2, LENGTH))
+    assert not looks_uniform(encode(np.arange(LENGTH, dtype=float), 2)) and looks_uniform(
+        crypto.random_words(2, LENGTH)
+    )
 
 
 def test_the_same_numbers_twice_give_unrelated_vectors():
@@ -95,7 +97,7 @@ def test_the_late_vector_of_a_node_that_was_given_up_is_hidden():
     late = masked["03"]
     for name in left:
         public = bytes.fromhex(session.directory[name][1])
-        late = add(late, negate(pairwise("session", crypto.private_key(key), public, (2, LENGTH), "03" < name)))
+        late = add(late, negate(pairwise("session", crypto.private_key(key), public, (2, LENGTH), name > "03")))
     assert looks_uniform(late) and not (late == session.vector).any()
     seed = bytes.fromhex(session.members["03"].seed)
     assert (add(late, negate(session.own_mask(seed))) == session.vector).all()  # it is the seed that hides it
@@ -135,7 +137,11 @@ def test_a_node_masks_and_unmasks_once():
 
 
 def test_a_node_refuses_to_unmask_too_few_or_strangers():
-    for left, words_ in ((["00", "01", "02", "03"], "where 5 are needed"), (["00", "99"], "other nodes"), ("00", "other")):
+    for left, words_ in (
+        (["00", "01", "02", "03"], "where 5 are needed"),
+        (["00", "99"], "other nodes"),
+        ("00", "other"),
+    ):
         session = Session(6)
         session.mask()
         with pytest.raises(FedCalError, match=words_):
@@ -165,7 +171,10 @@ def test_nodes_that_are_shown_different_directories_do_not_mask():
         (lambda d: {k: d[k] for k in ("00", "01")}, "3 to 63 nodes, not 2"),
         (lambda d: d | {f"x{i}": [f"{i:064x}", f"{i + 99:064x}"] for i in range(61)}, "3 to 63 nodes, not 64"),
         (lambda d: {**d, "00": d["01"]}, "same keys"),
-        (lambda d: {k: v for k, v in d.items() if k != "00"} | {"x": Member("s").keys()["keys"]}, "not in the server's"),
+        (
+            lambda d: {k: v for k, v in d.items() if k != "00"} | {"x": Member("s").keys()["keys"]},
+            "not in the server's",
+        ),
         (lambda d: [1, 2], "cannot be read"),
         (lambda d: {**d, "01": ["00", "11"]}, "32 bytes"),
     ],
@@ -210,21 +219,18 @@ def test_a_node_keeps_few_secrets():
     assert list(node.members) == ["7", "8", "9"]
 
 
-def test_messages_hold_no_secret():
+def test_messages_hold_no_secret(monkeypatch):
     """Nothing that a node sends holds a secret of its own, or a number of its values, in any form that is not masked."""
     group = federation(6)
     secrets = []
     original = Member.shares
 
-    def shares(self, directory):
+    def shares(self, *args):
         secrets.extend([self.seed, self.masking_key, self.sealing_key])
-        return original(self, directory)
+        return original(self, *args)
 
-    Member.shares = shares
-    try:
-        group.sum(lambda name, at: name == "002" and at == "mask")
-    finally:
-        Member.shares = original
+    monkeypatch.setattr(Member, "shares", shares)
+    group.sum(lambda name, at: name == "002" and at == "mask")
     sent = "".join(f"{parts}{vector.hex()}" for _, parts, vector in group.seen)
     assert len(secrets) >= 18 and not any(secret in sent for secret in secrets)
     for values in group.values.values():

@@ -14,7 +14,7 @@ from fedcal.errors import FedCalError
 from fedcal.secure import crypto, shamir
 from fedcal.secure.fixed import MOST_NODES, Words, add, negate
 from fedcal.secure.member import SEALED, STAGES, pairwise
-from fedcal.secure.messages import Directory, DoesNotAddUp, Part, Stage, table_of, text_of
+from fedcal.secure.messages import Directory, DoesNotAddUp, Part, Stage, entry_of, table_of, text_of
 from fedcal.secure.vector import Layout
 
 
@@ -110,10 +110,7 @@ class Aggregation:
     # --- each stage's replies --------------------------------------------------------------------------------------------
 
     def _keys(self, name: str, part: Part, _: bytes) -> None:
-        keys = part.get("keys")
-        if not isinstance(keys, list) or len(keys) != 2:
-            raise FedCalError(f"node {name} sends no two public keys")
-        self._directory[name] = [text_of(key, crypto.KEY) for key in keys]
+        self._directory[name] = entry_of(part.get("keys"))
 
     def _shares(self, name: str, part: Part, _: bytes) -> None:
         sealed = table_of(part.get("sealed"), SEALED, "sealed shares")

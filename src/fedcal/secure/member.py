@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedcal.errors import FedCalError
 from fedcal.secure import crypto, shamir
 from fedcal.secure.fixed import MOST_NODES, Words, add, negate
-from fedcal.secure.messages import Directory, Part, Stage, digest, table_of, text_of
+from fedcal.secure.identity import Identity
+from fedcal.secure.messages import Directory, Part, Stage, digest, entry_of, table_of
 
 SEALED = 2 * shamir.SHARE + 16  # bytes: two shares, and what authenticates them
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -34,24 +35,27 @@ class Member:
     sealing: dict[str, str] = field(default_factory=dict)  # by node: the key for what the two seal for each other
     held: dict[str, str] = field(default_factory=dict)  # by node: the share of its masking key, then that of its seed
 
-    def keys(self) -> Part:
-        """Return the public keys."""
+    def keys(self, identity: Identity | None = None) -> Part:
+        """Return the public keys, signed if the node has an identity."""
         self._enter("keys")
-        return {"keys": self._public()}
+        return {"keys": identity.sign(self.session, self._public()) if identity else self._public()}
 
-    def shares(self, directory: Any) -> Part:
+    def shares(self, directory: Any, identity: Identity | None = None) -> Part:
         """Split the secrets, and seal a share for every other node.
 
         Args:
             directory: the public keys of all nodes.
+            identity: the node's; every node must then be one of its peers.
 
         Raises:
             FedCalError: where the nodes are too few or too many, or this node's keys are not among them.
         """
         self._enter("shares")
         self.directory = _checked(directory)
+        if identity:
+            identity.check(self.session, self.directory)
         public = self._public()
-        mine = [name for name, keys in self.directory.items() if keys == public]
+        mine = [name for name, entry in self.directory.items() if entry[:2] == public]
         if len(mine) != 1:
             raise FedCalError("this node's keys are not in the server's directory: do not reply to this server")
         self.name = mine[0]
@@ -150,12 +154,12 @@ def pairwise(session: str, private: X25519PrivateKey, public: bytes, shape: tupl
 
 
 def _checked(directory: Any) -> Directory:
-    if not isinstance(directory, dict) or not all(isinstance(keys, list) for keys in directory.values()):
+    if not isinstance(directory, dict):
         raise FedCalError("the server's directory cannot be read")
     if not shamir.FEWEST_NODES <= len(directory) <= MOST_NODES:
         raise FedCalError(f"secure aggregation needs {shamir.FEWEST_NODES} to {MOST_NODES} nodes, not {len(directory)}")
-    found = {str(name): [text_of(key, crypto.KEY) for key in keys] for name, keys in sorted(directory.items())}
-    every = [key for keys in found.values() for key in keys]
+    found = {str(name): entry_of(entry) for name, entry in sorted(directory.items())}
+    every = [key for entry in found.values() for key in entry[:2]]
     if len(set(every)) != 2 * len(found):
         raise FedCalError("two nodes have the same keys: do not reply to this server")
     return found

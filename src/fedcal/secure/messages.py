@@ -10,7 +10,8 @@ from fedcal.errors import FedCalError
 
 Stage = Literal["keys", "shares", "mask", "unmask"]
 Part = dict[str, Any]  # a request of one stage to one node, or the reply to it
-Directory = dict[str, list[str]]  # by node: its public keys as hex, to seal for it and to mask with it
+# By node: its public keys as hex, to seal for it and to mask with it; then, if nodes have identities, whose they are, signed.
+Directory = dict[str, list[str]]
 
 
 class DoesNotAddUp(FedCalError):
@@ -40,6 +41,17 @@ def table_of(values: Any, length: int, what: str) -> dict[str, str]:
     if not isinstance(values, dict) or not all(type(node) is str for node in values):
         raise FedCalError(f"the message cannot be read: it holds no {what} by node")
     return {node: text_of(text, length) for node, text in values.items()}
+
+
+def entry_of(values: Any) -> list[str]:
+    """Return a node's entry in the directory.
+
+    Raises:
+        FedCalError: where it is something else.
+    """
+    if not isinstance(values, list) or len(values) not in (2, 4) or not all(type(text) is str for text in values):
+        raise FedCalError("the message cannot be read: a node has two public keys")
+    return [text_of(key, 32) for key in values[:2]] + values[2:]
 
 
 def digest(session: str, directory: Directory) -> bytes:

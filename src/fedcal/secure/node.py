@@ -7,6 +7,7 @@ from typing import Any
 
 from fedcal.errors import FedCalError
 from fedcal.secure.fixed import Words
+from fedcal.secure.identity import Identity
 from fedcal.secure.member import Member
 from fedcal.secure.messages import Part
 
@@ -16,9 +17,14 @@ Encode = Callable[[int], Words]  # given the words of a number, the node's vecto
 
 
 class SecureNode:
-    """A node, and the aggregations that it is a member of."""
+    """A node, and the aggregations that it is a member of.
 
-    def __init__(self) -> None:
+    Args:
+        identity: who it is, and with whom it takes part; None: with whomever the server names.
+    """
+
+    def __init__(self, identity: Identity | None = None) -> None:
+        self.identity = identity
         self.members: dict[str, Member] = {}
 
     def reply(self, parts: Any, encode: Encode) -> tuple[list[Part], bytes]:
@@ -54,9 +60,9 @@ class SecureNode:
         if (member := self.members.get(session)) is None:
             raise FedCalError("what this node held of a secure aggregation is gone: it begins again without this node")
         if stage == "keys":
-            return member.keys(), b""
+            return member.keys(self.identity), b""
         if stage == "shares":
-            return member.shares(part.get("directory")), b""
+            return member.shares(part.get("directory"), self.identity), b""
         if stage == "mask":
             return {}, member.mask(part.get("sealed"), encode(_words(part.get("words")))).astype("<u8").tobytes()
         if stage == "unmask":
@@ -69,9 +75,9 @@ class SecureNode:
         return [member.to_json() for member in self.members.values()]
 
     @classmethod
-    def from_json(cls, values: list[dict[str, Any]]) -> SecureNode:
+    def from_json(cls, values: list[dict[str, Any]], identity: Identity | None = None) -> SecureNode:
         """Take up what `to_json` gave."""
-        node = cls()
+        node = cls(identity)
         node.members = {member["session"]: Member(**member) for member in values}
         return node
 

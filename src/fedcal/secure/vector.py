@@ -5,9 +5,9 @@
     n         samples
     values    of all tensors, by name
 
-A node whose values are too large raises the flag, and sends random numbers for it, for n and for all values. The total is then
-random as well: it tells that some node needs more words, and nothing else. The request is made again with one word more.
-So nothing is clipped, and no node's part follows from the difference of two totals.
+A node whose values are too large raises the flag, and sends random numbers for it, for n and for all values. The total is
+then random as well: it tells that some node needs more words, and nothing else. The request is made again with one word
+more. So nothing is clipped, and no node's part follows from the difference of two totals.
 """
 
 from __future__ import annotations

@@ -76,7 +76,11 @@ def test_six_nodes_give_the_plain_fit(method):
         mine, theirs = plain.metrics()[kind], secure.metrics()[kind]
         assert mine == pytest.approx(theirs, abs=1e-9, nan_ok=True)
     report = secure.report()
-    assert report["secure"] == {"groups": [6], "aggregations": report["calibration_rounds"] + 1, "rounding": 3 * 2.0**-64}
+    assert report["secure"] == {
+        "groups": [6],
+        "aggregations": report["calibration_rounds"] + 1,
+        "rounding": 3 * 2.0**-64,
+    }
     assert report["fitted_by"] == report["measured_by"] == [f"n{i:02d}" for i in range(6)] and report["faults"] == []
     assert report["calibration_rounds"] == plain.report()["calibration_rounds"]
     for node, context in grid.contexts.items():  # each node's prior shift is made there, and stays there

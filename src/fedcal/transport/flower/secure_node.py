@@ -17,6 +17,7 @@ from fedcal.base.logits import Params
 from fedcal.errors import FedCalError
 from fedcal.secure import Layout, SecureNode
 from fedcal.secure.fixed import Words
+from fedcal.secure.identity import identity_of
 
 SECRETS = "fedcal.secrets"  # in the node's context
 SMALLEST = 1e-6  # of a node's largest logit: sums are rounded to 2⁻⁶⁵, and squares of less would lose their digits
@@ -44,7 +45,8 @@ def reply_to_stages(context: Context, stages: str, sums: Callable[[], Sums]) -> 
         The replies as JSON, the masked vector, and what is said openly with it.
     """
     kept: Any = context.state.config_records.get(SECRETS)
-    node, openly = SecureNode.from_json(json.loads(kept["members"]) if kept else []), b""
+    members, openly = json.loads(kept["members"]) if kept else [], b""
+    node = SecureNode.from_json(members, identity_of(context.node_config))
 
     def encode(words: int) -> Words:
         nonlocal openly
