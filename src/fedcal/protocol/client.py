@@ -87,7 +87,7 @@ class Client:
             privacy.at_client(self.method, request.query, self.samples, memory, update) if privacy else update.content
         )
         # From here on nothing is refused: a refused request leaves the client as it was.
-        self.releases += bool(self.privacy)  # also where a request comes twice: its noise is drawn anew
+        self.releases += bool(self.privacy)  # also where a request comes twice: the noise is drawn again
         self._before, self.memory = memory, contiguous(update.memory)
         self.federation, self.round = request.federation, request.round
         told = self._told(self.privacy) if self.privacy else {}
