@@ -270,7 +270,8 @@ DAMAGES: list[Damage] = [
         queries.StrengthWeights,
         ("posterior", move(1.5, 0, 1), "leaves [0, 1]"),
         ("posterior", times(0.5), "add up to 1"),
-        ("n", put(2), "a reply is of one client"),
+        ("n", put(2), "is not 1 to 1, the clients whose sums these are"),
+        ("n", put(0.5), "no whole number"),
     ),
     *of(
         NetGradient,
@@ -282,6 +283,18 @@ DAMAGES: list[Damage] = [
     ),
     *of(FitScaler, ("temperature", times(-1), "not above 0"), ("temperature", times(0), "not above 0")),
 ]
+
+
+def test_sums_that_come_added_up_are_checked_as_those_of_several_clients() -> None:
+    """As secure aggregation gives them: weights of three clients add up to 3, and not to what two would give."""
+    found, *_ = of(queries.StrengthWeights, ("posterior", times(3), ""))
+    claim = claim_with(found[0])
+    three = {name: 3 * value for name, value in claim.content.items()}
+    check(replace(claim, content=three, clients=3))
+    with pytest.raises(FedCalError, match="is not 1 to 2"):
+        check(replace(claim, content=three, clients=2))
+    with pytest.raises(FedCalError, match="does not add up to 3"):
+        check(replace(claim, content=three | {"posterior": 2 * claim.content["posterior"]}, clients=3))
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=[f"{d[0][0].__name__} {d[0][2]}: {d[2]}" for d in DAMAGES])

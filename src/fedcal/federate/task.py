@@ -26,7 +26,7 @@ from fedcal.simulate.config import SCHEMA, Config
 from fedcal.simulate.federation import Federation, assemble, sgd
 from fedcal.simulate.runs import summarise
 from fedcal.transport.flower.average import ExactFedAvg
-from fedcal.transport.flower.secure import ALL_NODES
+from fedcal.transport.flower.server import ALL_NODES
 from fedcal.transport.flower.strategy import CalibratedStrategy
 
 

@@ -10,15 +10,20 @@ import torch
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 
 import fedcal
 from fedcal import FedCalError
+from fedcal.base.store import read_json
+from fedcal.federate import task
 from fedcal.measure.tally import Tally
 from fedcal.secure import divide
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, Privacy, calibration_mod, personal_scaler
-from transport.flower.help import distance
+from transport.flower.help import config_of, distance, simulated
+from transport.flower.help import grid_of as heart_grid
 
 K = 3
 MODEL = ArrayRecord({})
@@ -135,6 +140,17 @@ def test_with_differential_privacy(where):
     assert (told["all nodes"]["releases"] == secure.report()["calibration_rounds"]) if where == "local" else not told
 
 
+def test_the_run_folder_of_a_federation_shows_all_nodes_together(tmp_path):
+    config = config_of("heart", "fed-ts")
+    options = {"secure": True, "timeout": 1.0, "patience": 0.0}
+    strategy = task.serve(heart_grid(config), json.dumps(config.to_dict()), options, str(tmp_path))
+    results = read_json(tmp_path / "results.json")
+    assert results["data"]["clients"] == ["all nodes"] and (tmp_path / "report.html").exists()
+    ours, theirs = results["methods"]["fed-ts"]["global"], simulated(config).metrics
+    assert all(ours[name] == pytest.approx(theirs[name], abs=1e-6) for name in ("ece", "nll", "accuracy"))
+    assert read_json(tmp_path / "federation.json")["secure"]["groups"] == [4] == [len(strategy.report()["fitted_by"])]
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +243,36 @@ def test_where_too_many_die_the_round_is_run_again_and_with_fewer_than_three_it_
         fit(grid_of(4, app), "fed-ts", secure=True)
 
 
+def test_a_node_that_loses_the_models_logits_is_sent_the_model_again():
+    app, forgot = node_app(), []
+
+    def forgetful(message, context):
+        if context.node_config["name"] == "n02" and not forgot:
+            forgot.extend(filter(None, [context.state.config_records.pop("fedcal.state", None)]))
+        return app(message, context)
+
+    secure = fit(grid_of(4, forgetful), "fed-bias", secure=True)
+    assert forgot and secure.report()["faults"] == [] and len(secure.report()["fitted_by"]) == 4
+
+
+def test_nodes_with_identities_take_no_stranger(tmp_path):
+    """A server that adds a node of its own is refused by all others; without it the same nodes aggregate."""
+    for i in range(4):
+        key = Ed25519PrivateKey.generate()
+        folder = tmp_path / ("peers" if i < 3 else "elsewhere")
+        folder.mkdir(exist_ok=True)
+        (tmp_path / str(i)).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        (folder / f"{i}.pub").write_bytes(public)
+    nodes = [
+        {"i": i, "name": f"n{i:02d}", "fedcal-key": str(tmp_path / str(i)), "fedcal-peers": str(tmp_path / "peers")}
+        for i in range(4)
+    ]
+    assert fit(LocalGrid(node_app(), nodes[:3]), "fed-ts", secure=True).report()["faults"] == []
+    with pytest.raises(FedCalError, match="nodes are left"):
+        fit(LocalGrid(node_app(), nodes), "fed-ts", secure=True)
+
+
 def test_a_node_that_loses_its_secrets_is_left_out():
     app, forgot = node_app(), []
 
@@ -294,7 +340,6 @@ def test_what_leaves_a_node_is_masked():
     counts = torch.bincount(labels, minlength=K).double().numpy()
     tally = Tally.of(*samples(0)["test"])
     secrets = [counts.tobytes(), (logits**2).sum().numpy().tobytes(), tally.reliability.count.astype("<i8").tobytes()]
-    secrets += [int(count * 2**64 % 2**64).to_bytes(8, "little") + b"" for count in counts if count % 1]
     sent = b"".join(part for message in runs[0] for part in message)
     assert not any(secret in sent for secret in secrets)
     first, second = ([data for data, _, _ in run if data] for run in runs)

@@ -32,6 +32,7 @@ from fedcal.measure.views import Measured
 from fedcal.protocol import Client, Plan, Privacy, Request
 from fedcal.protocol.checks import check_n_classes, check_no_samples_leave, example_reply
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
+from fedcal.transport.flower.measured import measured_tensors, pack_measured
 from fedcal.transport.flower.records import (
     DATA,
     MODEL,
@@ -41,8 +42,6 @@ from fedcal.transport.flower.records import (
     VIEWS,
     Records,
     data_of,
-    measured_tensors,
-    pack_measured,
     record_of,
     take_out,
     unpack_scaler,

@@ -22,20 +22,17 @@ from fedcal.measure.views import Measured, add_up
 from fedcal.protocol import Reply, Server
 from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.secure import FEWEST_NODES, Group, Layout, Total, divide
+from fedcal.transport.flower.measured import measured_of, measured_tensors
 from fedcal.transport.flower.records import (
     STAGES,
     VIEWS,
     Phase,
     data_of,
     fingerprint,
-    measured_of,
-    measured_tensors,
     pack_scaler,
     record_of,
 )
-from fedcal.transport.flower.server import Cost, Nodes
-
-ALL_NODES = "all nodes"  # whose sums the server has
+from fedcal.transport.flower.server import ALL_NODES, Cost, Nodes
 
 
 class SecureRounds:
@@ -153,9 +150,9 @@ class SecureRounds:
         return parts, data_of(record)
 
     def _reply(self, total: Total, like: Params, digest: str) -> Reply:
-        """A group's total as a reply. Its privacy is that of the node with the fewest replies left."""
+        """A group's total as a reply. What it says of privacy is what the node says that has spent most."""
         said = [self._openly[name] for name in map(self._name, total.nodes) if name in self._openly]
-        private = min((one.privacy for one in said if one.privacy), key=lambda told: told["left"], default={})
+        private = max((one.privacy for one in said if one.privacy), key=_spent, default={})
         probs = bool(said) and all(one.probs for one in said)
         content = _tensors(total, like) if total.n else {}
         return Reply(content, total.n, digest, privacy=private, probs=probs, clients=len(total.nodes))
@@ -165,6 +162,11 @@ class SecureRounds:
 
     def _name(self, node: str) -> str:
         return self.nodes.names.get(int(node), f"node {node}")
+
+
+def _spent(told: dict[str, Any]) -> float:
+    epsilon = told.get("epsilon")
+    return float(epsilon) if isinstance(epsilon, int | float) else 0.0
 
 
 def _tensors(total: Total, like: Mapping[str, torch.Tensor]) -> Params:

@@ -21,6 +21,7 @@ from fedcal.protocol import Reply, Server
 from fedcal.protocol.checks import check_bytes, outliers
 from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower.grid import ask
+from fedcal.transport.flower.measured import unpack_measured
 from fedcal.transport.flower.records import (
     DATA,
     MODEL,
@@ -34,10 +35,10 @@ from fedcal.transport.flower.records import (
     record_of,
     size,
     take_out,
-    unpack_measured,
 )
 
 T = TypeVar("T")
+ALL_NODES = "all nodes"  # whose metrics are told where no single node's are
 Cost = dict[str, int]  # bytes of a round over all nodes: up, down, and the model's own
 
 
