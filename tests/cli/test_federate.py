@@ -30,6 +30,14 @@ def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):
     assert "0.0.0.0" not in out and lines[-1].startswith("flwr run ")
 
 
+def test_secure_aggregation_is_an_option_of_the_run(tmp_path, capsys, monkeypatch):
+    found = []
+    monkeypatch.setattr("fedcal.federate.launch.federate", lambda plan, *rest: found.append(plan.options["secure"]))
+    for words in (["--secure"], []):
+        assert run(capsys, "--data", "heart", "--out", tmp_path / "run", "--quiet", *words)[0] == 0
+    assert found == [True, False]
+
+
 def test_insecure_is_said_and_then_so(tmp_path, capsys):
     _, out, _ = run(capsys, "--data", "digits", "--clients", 2, "--out", tmp_path / "run", "--insecure", "--dry-run")
     lines = [line for line in out.splitlines() if line.startswith("flower-")]
@@ -48,6 +56,8 @@ def test_insecure_is_said_and_then_so(tmp_path, capsys):
         (["--method", "fedcal-plus:accuracy=raise"], "unknown accuracy 'raise'"),
         (["--data", "cifar10"], "--data-dir"),
         (["--timeout", "-1"], "timeout"),
+        (["--method", "fedcal", "--secure"], "does not only add"),
+        (["--data", "digits", "--clients", "2", "--secure"], "needs 3 to 63 nodes in a group, not 2"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, words, message):

@@ -277,6 +277,18 @@ DAMAGES: list[Damage] = [
 ]
 
 
+def test_sums_that_come_added_up_are_checked_as_those_of_several_clients() -> None:
+    """As secure aggregation gives them: weights of three clients add up to 3, and not to what two would give."""
+    found, *_ = of(queries.StrengthWeights, ("posterior", times(3), ""))
+    claim = claim_with(found[0])
+    three = {name: 3 * value for name, value in claim.content.items()}
+    check(replace(claim, content=three, clients=3))
+    with pytest.raises(FedCalError, match="is not 1 to 2"):
+        check(replace(claim, content=three, clients=2))
+    with pytest.raises(FedCalError, match="does not add up to 3"):
+        check(replace(claim, content=three | {"posterior": 2 * claim.content["posterior"]}, clients=3))
+
+
 @pytest.mark.parametrize("damage", DAMAGES, ids=[f"{d[0][0].__name__} {d[0][2]}: {d[2]}" for d in DAMAGES])
 def test_what_no_samples_can_give_is_refused(damage: Damage) -> None:
     where, change, words = damage

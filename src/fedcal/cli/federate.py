@@ -34,6 +34,9 @@ def federate(
     timeout: Annotated[float, typer.Option(help="Seconds that nodes have for a round.")] = 120.0,
     limit: Annotated[float, typer.Option(help="Seconds that the whole run may take.")] = 3600.0,
     seed: Seed = 0,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Secure aggregation: the server sees sums over at least three nodes only.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Neither TLS nor node keys.")] = False,
     keep_keys: Annotated[bool, typer.Option("--keep-keys", help="Leave certificates and node keys in --out.")] = False,
     policy: Annotated[
@@ -50,6 +53,7 @@ def federate(
     """
     from fedcal.data import DATASETS
     from fedcal.federate import launch
+    from fedcal.secure import divide
     from fedcal.simulate.config import Config
     from fedcal.simulate.runs import check_folder
 
@@ -61,7 +65,10 @@ def federate(
         raise FedCalError(f"{chosen.name} is nothing that nodes do: choose fed-ts, fedcal-plus or another")
     methods = ("uncal", method)
     config = Config(data=data, rounds=rounds, method=methods, data_dir=data_dir, seed=seed, **settings).resolve()
-    plan = launch.plan(config, out_dir, {"robust": robust, "timeout": timeout}, insecure, policy)
+    options = {"robust": robust, "timeout": timeout, "secure": secure}
+    plan = launch.plan(config, out_dir, options, insecure, policy)
+    if secure:
+        divide(plan.names)  # refuses too few nodes
     if dry_run:
         for line in plan.commands():
             print(line)

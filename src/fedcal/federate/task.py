@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import write_bytes, write_json, write_tensors
-from fedcal.data import Client, skew
+from fedcal.data import Client, skew, together
 from fedcal.learn.local import predict, train_locally
 from fedcal.methods import spec_of
 from fedcal.methods.spec import file_name
@@ -26,6 +26,7 @@ from fedcal.simulate.config import SCHEMA, Config
 from fedcal.simulate.federation import Federation, assemble, sgd
 from fedcal.simulate.runs import summarise
 from fedcal.transport.flower.average import ExactFedAvg
+from fedcal.transport.flower.server import ALL_NODES
 from fedcal.transport.flower.strategy import CalibratedStrategy
 
 
@@ -108,7 +109,9 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
     spec, classes = spec_of(strategy.server.plan.method), len(state.classes)
-    here = [client for client in state.clients if client.name in strategy.measured.clients]
+    here = [client for client in state.clients if client.name in strategy.report()["measured_by"]]
+    if strategy.secure:
+        here = [together(ALL_NODES, here)]
     scalers = {"uncal": Server("uncal", classes).scaler, spec: strategy.scaler}
     state = replace(state, clients=here, skew=skew(here, classes), scalers=scalers)
     views = {"local": {"uncal": "uncal", "local": spec}, "own": {"uncal": "uncal", "own": spec}}

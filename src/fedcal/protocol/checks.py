@@ -82,7 +82,7 @@ def check_reply(
                 f"{client}'s reply: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {dtype} of {shape}"
             )
     squares = known.squares if known else None
-    claim = Claim(client, request.query, reply.content, reply.n, plan.n_classes, squares)
+    claim = Claim(client, request.query, reply.content, reply.n, plan.n_classes, squares, reply.clients)
     check_size(claim)
     if not noisy:
         check_plausible(claim)

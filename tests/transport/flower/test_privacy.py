@@ -1,4 +1,4 @@
-"""Differential privacy and secure aggregation of additive methods."""
+"""Differential privacy of additive methods."""
 
 import math
 
@@ -13,15 +13,13 @@ pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'f
 
 from flwr.clientapp import ClientApp
 
-import fedcal
 from fedcal import FedCalError
 from fedcal.exact.prepared import ALL, Prepared
 from fedcal.exact.queries import LinearSums, Points
 from fedcal.federate import task
 from fedcal.methods import get_method
 from fedcal.protocol.privacy import clipped
-from fedcal.transport.flower import LocalGrid, Privacy, calibration_mod
-from fedcal.transport.flower.secagg import secure_client, secure_fit
+from fedcal.transport.flower import Privacy, calibration_mod
 
 K = 10
 
@@ -135,63 +133,3 @@ def test_a_node_keeps_its_own_budget():
 def test_bad_settings(make, words):
     with pytest.raises(FedCalError, match=words):
         make()
-
-
-@pytest.mark.parametrize("method", ["fed-bias", "fed-ts"])
-def test_secure_aggregation_is_the_exact_fit(method):
-    """Six nodes; the server's strategy sees means only, and these are off by rounding within the bound."""
-    data = clients()
-    grid = LocalGrid(
-        secure_client(lambda c: data[int(c.node_config["partition-id"])]), [{"partition-id": i} for i in range(6)]
-    )
-    found, about = secure_fit(grid, method, K)
-    exact = fedcal.calibrate(data, method)
-    assert distance(exact.params, found.params) < 1e-3
-    assert about["nodes"] == 6 and about["error_bound"] < 0.01
-    assert grid.sent == 4 * 6 * about["protocol_rounds"]
-
-
-def test_secure_aggregation_of_fedcal_plus():
-    """Its requests carry all that a reply needs, so that nodes which keep nothing can reply."""
-    data = clients([60, 80, 120])
-    grid = LocalGrid(
-        secure_client(lambda c: data[int(c.node_config["partition-id"])]), [{"partition-id": i} for i in range(3)]
-    )
-    found, _ = secure_fit(grid, "fedcal-plus", K)
-    exact = fedcal.calibrate(data, "fedcal-plus")
-    assert list(found.params) == list(exact.params)
-    logits = torch.cat([z for z, _ in data])
-    assert float((found.predict_proba(logits) - exact.predict_proba(logits)).abs().max()) < 1e-4
-
-
-def test_secure_aggregation_shows_no_nodes_own_sums():
-    """Nothing that leaves a node is near its reply: masked vectors look uniform."""
-    data, seen = clients(), []
-    app = secure_client(lambda c: data[int(c.node_config["partition-id"])])
-
-    def listening(message, context):
-        reply = app(message, context)
-        seen.extend(
-            np.load(__import__("io").BytesIO(raw), allow_pickle=False)
-            for record in reply.content.config_records.values()
-            for raw in record.get("masked_params", [])
-        )
-        assert not any(len(array.data) for record in reply.content.array_records.values() for array in record.values())
-        return reply
-
-    secure_fit(LocalGrid(listening, [{"partition-id": i} for i in range(6)]), "fed-ts", K)
-    values = np.concatenate([np.atleast_1d(v).astype(float).ravel() for v in seen]) / 2**32
-    assert len(values) > 100 and abs(values.mean() - 0.5) < 0.1 and values.std() == pytest.approx(12**-0.5, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    ("method", "nodes", "words"),
-    [
-        ("fedcal", 4, "does not only add"),
-        ("fed-ts", 2, "3 to 64"),
-    ],
-)
-def test_what_cannot_be_aggregated_securely(method, nodes, words):
-    grid = LocalGrid(secure_client(lambda c: clients()[0]), [{"partition-id": i} for i in range(nodes)])
-    with pytest.raises(FedCalError, match=words):
-        secure_fit(grid, method, K)

@@ -27,7 +27,7 @@ from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.protocol import Client, Plan, Policy, Privacy, Request
-from fedcal.protocol.checks import check_n_classes
+from fedcal.protocol.checks import check_n_classes, example_reply
 from fedcal.protocol.valid import check_client_state
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
 from fedcal.transport.flower.records import (
@@ -35,6 +35,7 @@ from fedcal.transport.flower.records import (
     MODEL,
     REPLY,
     REQUEST,
+    STAGES,
     VIEWS,
     Records,
     data_of,
@@ -43,9 +44,11 @@ from fedcal.transport.flower.records import (
     take_out,
     unpack_scaler,
 )
+from fedcal.transport.flower.secure_node import Sums, check_large_enough, reply_to_stages
 
 if TYPE_CHECKING:
     from fedcal.data.samples import Samples
+    from fedcal.measure.views import Measured
 
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
 ClientAppCallable = Callable[[Message, Context], Message]  # as in Flower's typing module, which moved
@@ -60,6 +63,7 @@ def calibration_mod(
     probs: bool | None = None,
     classes: Any = None,
     policy: Policy | None = None,
+    secure: bool = False,
 ) -> Mod:
     """Make the mod for a ClientApp. It must be the first of `mods`, so that no other one sees FedCal's records.
 
@@ -70,6 +74,8 @@ def calibration_mod(
         classes: the label of each column, if labels are not the columns' numbers.
         policy: what this node tells at most, `Policy()` if not given. The node's config may name a file instead
             (`fedcal-policy`), and change two of its entries: `fedcal-allow-pooling`, `fedcal-min-count`.
+        secure: refuse every request that does not come by secure aggregation, whatever the server says; so does
+            `fedcal-secure=true` in the node's config.
 
     Returns:
         The mod.
@@ -83,6 +89,9 @@ def calibration_mod(
         if REQUEST not in records:
             return call_next(message, context)
         node = Node(context, records, samples, policy_of(context, own), bool(kind))
+        only_secure = secure or context.node_config.get("fedcal-secure", False)
+        if only_secure and node.phase != "meet" and STAGES not in node.about:
+            raise FedCalError("this node replies under secure aggregation only: give the strategy secure=True")
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)
         return Message(RecordDict({REPLY: node.reply()}), reply_to=message)
@@ -193,12 +202,38 @@ class Node:
 
     def reply(self) -> ConfigRecord:
         """Reply about the frozen model: to a request, or after the last one with what measures the outcome."""
-        if self.model is None and self.kept_of.get("model") != self.about["model"]:
+        if self.data and self.model is None and self.kept_of.get("model") != self.about["model"]:
             return record_of(b"", client=self.name, missing=True)
+        if STAGES in self.about:
+            sums = self._measured_sums if self.phase == "measure" else self._reply_sums
+            stages, masked, openly = reply_to_stages(self.context, str(self.about[STAGES]), sums)
+            return record_of(masked, client=self.name, stages=stages, openly=openly)
         if self.phase == "measure":
-            return self._measure()
+            from fedcal.transport.flower.measured import pack_measured
+
+            return record_of(pack_measured(self.name, self._measure()), client=self.name)
         plan, request = unpack_request(self.data)
         return self._reply(plan, request, self._frozen(plan))
+
+    # --- what secure aggregation adds up ---------------------------------------------------------------------------------
+
+    def _reply_sums(self) -> Sums:
+        """The reply to the request; what is no sum of samples is said openly."""
+        plan, request = unpack_request(self.data)
+        samples = self._frozen(plan)
+        check_large_enough(samples[0])
+        client = self._client(plan, samples)
+        reply = client.reply(request)
+        self._keep(client)
+        openly = pack_reply(replace(reply, content={}, n=0, notes={}), self.name)
+        return Sums(example_reply(plan.method, plan.n_classes, request.query), reply.content, reply.n, openly)
+
+    def _measured_sums(self) -> Sums:
+        from fedcal.transport.flower.measured import measured_tensors
+
+        measured = self._measure()
+        sums = measured_tensors(self.name, measured)
+        return Sums(sums, sums, measured.pooled(VIEWS[0]).n)
 
     def _reply(self, plan: Plan, request: Request, samples: Samples) -> ConfigRecord:
         client = self._client(plan, samples)
@@ -207,10 +242,9 @@ class Node:
         return record_of(data, client=self.name)
 
     @one_thread()
-    def _measure(self) -> ConfigRecord:
+    def _measure(self) -> Measured:
         """Make the personal scaler, which stays here, and sums that measure the views."""
         from fedcal.measure.views import Measured
-        from fedcal.transport.flower.measured import pack_measured
 
         plan, scaler = unpack_scaler(self.data)
         client = self._client(plan, self._frozen(plan))
@@ -224,8 +258,7 @@ class Node:
             plan.method.apply(scaler.params, logits),
             plan.method.apply_personal(scaler.params, personal, logits),
         )
-        measured = Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
-        return record_of(pack_measured(self.name, measured), client=self.name)
+        return Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
 
     # --- samples -------------------------------------------------------------------------------------------------------
 

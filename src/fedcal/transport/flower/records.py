@@ -4,6 +4,8 @@
                     fedcal.model     the frozen model, for a node that does not have its logits yet
     node → server   fedcal.reply     the node's name, and as bytes its reply or what it measured
 
+Under secure aggregation both also hold stages of the protocol (`fedcal.secure`) as JSON, and the reply's bytes are masked.
+
 An inner strategy, or a user's client, never sees these records: they are taken out before it is called. Flower sends every
 array of a record by requests of its own, which take longer than all that FedCal computes; so tensors travel as bytes.
 """
@@ -25,6 +27,7 @@ from fedcal.protocol.wire import pack, plan_from_json, plan_to_json, unpack
 PREFIX = "fedcal."
 REQUEST, MODEL, REPLY = "fedcal.request", "fedcal.model", "fedcal.reply"
 DATA = "data"  # the bytes of a record
+STAGES = "stages"  # of secure aggregation, as JSON
 VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, its personal scaler
 
 # "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure".
@@ -32,7 +35,7 @@ Phase = Literal["meet", "train", "reply", "measure"]
 Records = dict[str, Any]  # FedCal's records of one message, by name
 
 
-def record_of(data: bytes, **values: str | int | bool) -> ConfigRecord:
+def record_of(data: bytes, **values: str | int | bool | bytes) -> ConfigRecord:
     """Return a record of bytes and a few values."""
     return ConfigRecord({**values, DATA: data})
 
@@ -61,7 +64,7 @@ def size(records: Iterable[Any]) -> int:
         if isinstance(record, ArrayRecord):
             found += sum(len(array.data) for array in record.values())
         elif isinstance(data := record.get(DATA), bytes):
-            found += len(data)
+            found += len(data) + len(record.get(STAGES, ""))
     return found
 
 

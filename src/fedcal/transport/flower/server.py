@@ -7,12 +7,12 @@ Within training rounds the records travel with the strategy's messages, and `Nod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Any, TypeVar
 
-from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -25,11 +25,11 @@ from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower.grid import ask
 from fedcal.transport.flower.measured import unpack_measured
 from fedcal.transport.flower.records import (
+    DATA,
     MODEL,
     REPLY,
     REQUEST,
     VIEWS,
-    Phase,
     Records,
     data_of,
     fingerprint,
@@ -41,6 +41,7 @@ from fedcal.transport.flower.records import (
 
 T = TypeVar("T")
 LONGEST = 200  # characters of a node's name
+ALL_NODES = "all nodes"  # whose metrics are told where no single node's are
 Cost = dict[str, int]  # bytes of a round over all nodes: up, down, and the model's own
 
 
@@ -88,7 +89,7 @@ class Nodes:
         Returns:
             The nodes that have one.
         """
-        return list(self._read(records, lambda name, record: None))
+        return list(self.read_each(records, lambda name, record: None))
 
     def read(self, server: Server, records: dict[int, Records]) -> dict[int, Reply]:
         """Read and check replies to the server's request; every reply that is refused is logged.
@@ -104,7 +105,7 @@ class Nodes:
             server.check(name, reply)
             return reply
 
-        found = self._read(records, reply_of)
+        found = self.read_each(records, reply_of)
         by_name = {self.names[node]: reply for node, reply in found.items()}
         far = outliers(by_name, server.plan.method.additive, server.known)
         for node in [node for node in found if self.names[node] in far]:
@@ -116,8 +117,8 @@ class Nodes:
         """Give the server replies that `read` has checked."""
         server.receive({self.names[node]: reply for node, reply in replies.items()}, check=False)
 
-    def _read(self, records: dict[int, Records], read: Callable[[str, Any], T]) -> dict[int, T]:
-        """What `read` makes of each node's reply; where it refuses one, that is logged."""
+    def read_each(self, records: dict[int, Records], read: Callable[[str, Any], T]) -> dict[int, T]:
+        """Return what `read` makes of each node's reply; where it refuses one, that is logged."""
         found: dict[int, T] = {}
         for node, sent in sorted(records.items()):
             try:
@@ -172,7 +173,8 @@ class Nodes:
         while (request := server.request) is not None:
             self.begin("calibration", request.round)
             faults = len(self.faults)
-            records, cost = self._ask(grid, nodes, "reply", pack_request(server.plan, request), model, timeout)
+            asked = record_of(pack_request(server.plan, request), phase="reply", model=fingerprint(model), bins=0)
+            records, cost = self.ask(grid, dict.fromkeys(nodes, asked), model, timeout)
             replies = self.read(server, records)
             if not any(reply.n for reply in replies.values()):
                 reasons = "; ".join(str(fault["reason"]) for fault in self.faults[faults:]) or "none has samples"
@@ -206,8 +208,9 @@ class Nodes:
         """
         self.begin("evaluation", server.ledger.rounds)
         data, k = pack_scaler(server.plan, server.scaler), server.plan.n_classes
-        records, cost = self._ask(grid, nodes, "measure", data, model, timeout, n_bins)
-        found = self._read(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
+        asked = record_of(data, phase="measure", model=fingerprint(model), bins=n_bins)
+        records, cost = self.ask(grid, dict.fromkeys(nodes, asked), model, timeout)
+        found = self.read_each(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
         for node, reason in far_losses(found).items():
             del found[node]
             self.blame(node, reason)
@@ -219,18 +222,23 @@ class Nodes:
         total = add_up([found[node] for node in in_order])
         return total.select({view: view for view in VIEWS}, [self.names[node] for node in in_order])
 
-    def _ask(
-        self, grid: Grid, nodes: list[int], phase: Phase, data: bytes, model: ArrayRecord, timeout: float, bins: int = 0
+    def ask(
+        self, grid: Grid, requests: Mapping[int, ConfigRecord], model: ArrayRecord, timeout: float
     ) -> tuple[dict[int, Records], Cost]:
-        """Every node's records in reply, and what that cost. A node gets the model once; again if it lost its logits."""
-        content = {REQUEST: record_of(data, phase=phase, model=fingerprint(model), bins=bins)}
-        whole = content | {MODEL: model}
+        """Send every node its request, and return the nodes' records in reply, and what that cost.
+
+        With a request that is about the frozen model, a node gets it once; again if it lost its logits.
+        """
+        contents = {node: {REQUEST: record} for node, record in requests.items()}
         cost = {"up": 0, "down": 0, "model_down": 0}
         until = time.monotonic() + timeout
 
+        def with_model(nodes: Iterable[int]) -> dict[int, Records]:
+            return {node: contents[node] | {MODEL: model} for node in nodes}
+
         def send(contents: dict[int, Records]) -> dict[int, Records]:
             messages = [Message(RecordDict(dict(one)), node, MessageType.TRAIN) for node, one in contents.items()]
-            cost["down"] += size([content[REQUEST]]) * len(contents)
+            cost["down"] += sum(size([one[REQUEST]]) for one in contents.values())
             cost["model_down"] += sum(size([one[MODEL]]) for one in contents.values() if MODEL in one)
             replies = ask(grid, messages, max(1.0, until - time.monotonic()))
             by_node = {reply.metadata.src_node_id: reply for reply in replies}
@@ -245,13 +253,15 @@ class Nodes:
                     cost["up"] += size(found[node].values())
             return found
 
+        about_model = {node for node, record in requests.items() if record[DATA]}
         # After a round of an earlier server, a node may have its logits as well: it says so if it has not.
         earlier = any(one["phase"] == "calibration" for one in self.rounds)
-        replies = send({node: content if earlier or node in self._with_model else whole for node in nodes})
+        without = set() if earlier else about_model - self._with_model
+        replies = send(contents | with_model(sorted(without)))
         if lost := [node for node, sent in replies.items() if _lost_logits(sent)]:
             replies = {node: sent for node, sent in replies.items() if node not in lost}
-            replies |= send(dict.fromkeys(lost, whole))
-        self._with_model.update(replies)
+            replies |= send(with_model(lost))
+        self._with_model.update(about_model & set(replies))
         return replies, cost
 
 
