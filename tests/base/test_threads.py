@@ -102,3 +102,18 @@ def test_any_number_of_threads_gives_the_same_scalers():
         found.append(child.stdout.splitlines())
     assert found[0] == found[1] and len(found[0]) > 15
     assert np.unique([line.split()[1] for line in found[0]]).size > 10  # they are not all empty
+
+
+def test_a_blas_that_is_loaded_later_is_limited_too():
+    """SciPy brings a BLAS of its own, and may be imported after the first fit."""
+    code = """
+from threadpoolctl import threadpool_info
+from fedcal.base.threads import one_thread
+with one_thread():
+    pass
+import scipy.linalg
+with one_thread():
+    assert {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"} == {1}
+"""
+    alone = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=alone)

@@ -11,13 +11,15 @@ from torch import Tensor
 from fedcal.base.seeds import numpy_rng
 
 FOLDS = 5
+FEWEST = 5  # samples of a client in a fold: what is told of all its folds but one tells of that one too
 ROWS = 1 << 12  # samples read at once
 
 
-def folds(logits: Tensor, labels: Tensor) -> Tensor:
+def folds(logits: Tensor, labels: Tensor, fewest: int = FEWEST) -> Tensor:
     """The fold of each sample: balanced, random, the same whenever the same samples are given.
 
-    The offset is random too, so that many clients of fewer samples than folds still fill all of them.
+    A client of few samples has them in fewer folds, so that none holds fewer than `fewest` (or all samples, where there are
+    not as many). Which folds these are is random too: many small clients still fill all of them.
     """
     whole = hashlib.blake2b(digest_size=8)
     for block in logits.split(ROWS):  # no copy of all of them at once
@@ -26,5 +28,6 @@ def folds(logits: Tensor, labels: Tensor) -> Tensor:
     rng = numpy_rng(0, "folds", whole.hexdigest())
     order, offset = rng.permutation(len(labels)), int(rng.integers(FOLDS))
     fold = np.empty(len(labels), np.int8)
-    fold[order] = np.resize((np.arange(FOLDS, dtype=np.int8) + offset) % FOLDS, len(labels))
+    used = max(1, min(FOLDS, len(labels) // fewest))
+    fold[order] = np.resize((np.arange(used, dtype=np.int8) + offset) % FOLDS, len(labels))
     return torch.from_numpy(fold)

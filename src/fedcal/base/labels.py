@@ -65,7 +65,11 @@ def refuse_masked(values: Any, what: str) -> None:
 
 def check_classes(classes: Any, n_classes: int) -> np.ndarray:
     """The label of each column, as the user gave them."""
-    given = as_labels(classes, "classes") if np.ndim(classes) == 1 else np.zeros(0)
+    try:
+        flat = np.ndim(classes) == 1
+    except ValueError:  # there are lists in the list
+        flat = False
+    given = as_labels(classes, "classes") if flat else np.zeros(0)
     if len(given) != n_classes or len(np.unique(given)) != n_classes:
         raise FedCalError(f"classes must be a list of {n_classes} different labels, as many as there are columns")
     return given

@@ -34,8 +34,8 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Leaf]]:
         yield from leaves(part, f"{name}/{key}")
 
 
-def fingerprint(query: Query) -> str:
-    """Return a digest of a query's type and of all its values."""
+def fingerprint(query: Any) -> str:
+    """Return a digest of a query's type and of all its values; also of a tuple or dict of tensors and numbers."""
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in leaves(query):
         if isinstance(leaf, Tensor):

@@ -7,6 +7,7 @@ split between threads also changes their last bits, and the same seed must give 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +25,13 @@ _before = 1  # PyTorch's threads when the first of them came in
 _blas: Any = None  # what gives BLAS its threads back, when the last of them leaves
 
 
-@cache
 def _controller() -> ThreadpoolController:
+    """The BLAS libraries of this process: NumPy's, and SciPy's once that is imported."""
+    return _found("scipy.linalg" in sys.modules)
+
+
+@cache
+def _found(scipy: bool) -> ThreadpoolController:
     return ThreadpoolController()
 
 

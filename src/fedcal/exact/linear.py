@@ -47,6 +47,14 @@ def n_parameters(family: str, k: int) -> int:
     return {"temperature": 1, "bias": 1 + k, "vector": 2 * k, "matrix": k * (k + 1)}[family]
 
 
+def is_scale(family: str, k: int) -> Tensor:
+    """Which parameters of a family multiply logits; the others are intercepts."""
+    if family == "matrix":
+        return (torch.arange(k + 1) < k).repeat(k)
+    scales = {"temperature": 1, "bias": 1, "vector": k}[family]
+    return torch.arange(n_parameters(family, k)) < scales
+
+
 def apply_linear(family: str, t: Tensor, z: Tensor) -> Tensor:
     """The map of this family with flat parameters t."""
     k = z.shape[1]

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedcal.base.folds import FOLDS, folds
+from fedcal.base.folds import FEWEST, FOLDS, folds
 from fedcal.base.logits import BLOCK
 from fedcal.exact.linear import apply_linear, centred_columns
 from fedcal.exact.temperature import KEPT, temperature_sums
@@ -39,6 +39,7 @@ class Prepared:
     def __init__(self, read: Callable[[], tuple[Tensor, Tensor]], counts: list[int] | None = None) -> None:
         self._read, self._counts = read, counts
         self._latest: tuple[bool, Part] | None = None
+        self.fewest = FEWEST  # samples in a fold
 
     @cached_property
     def _samples(self) -> tuple[Tensor, Tensor]:
@@ -154,5 +155,5 @@ class Part:
 def _rows(samples: Prepared) -> tuple[Tensor, list[int]]:
     """The samples in the order of their folds, and how many are of each; every client has its own folds."""
     pairs = zip(samples.logits.split(samples.counts), samples.labels.split(samples.counts), strict=True)
-    fold = torch.cat([folds(logits, labels) for logits, labels in pairs])
+    fold = torch.cat([folds(logits, labels, samples.fewest) for logits, labels in pairs])
     return fold.argsort(stable=True), fold.bincount(minlength=FOLDS).tolist()

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedcal.base.checks import check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.metrics import rank_of_label, squared_error
+from fedcal.measure.possible import contradiction
 from fedcal.measure.reliability import Reliability, blocks, class_sums, equal_width, root
 
 # Fine bins for the equal-mass ECE: evenly spaced in log-odds from 1e-3 to 1 − 1e-9, dense where confidences are.
@@ -184,12 +185,12 @@ class Tally:
         for name, shape in zip(PARTS, shapes, strict=True):
             if tuple(tensors[name].shape) != shape:
                 raise FedCalError(f"not a tally: {name!r} has shape {tuple(tensors[name].shape)}, not {shape}")
-        whole = all((part >= 0).all() for part in (counts, classes, top, fine, each)) and np.isfinite(sums).all()
-        if not whole or not all(table[0].sum() == counts[0] for table in (top, fine, *each)):
-            raise FedCalError("not a tally: its counts are negative, not finite, or do not add up to its samples")
         (n, correct, top3), (nll, brier, confidence) = counts.tolist(), sums.tolist()
         bins_of = Reliability(equal_width(bins), *top), Reliability(FINE, *fine), each
-        return cls(n, correct, top3, nll, brier, confidence, *bins_of, classes[0], classes[1])
+        tally = cls(n, correct, top3, nll, brier, confidence, *bins_of, classes[0], classes[1])
+        if why := contradiction(tally):
+            raise FedCalError(f"not a tally: {why}")
+        return tally
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray, least: int) -> np.ndarray:

@@ -17,18 +17,27 @@ from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_linear, start
-from fedcal.methods.method import Additive, option
+from fedcal.methods.method import DESCENT, NEWTON, Additive, Stage, option
+
+
+def fit_stages(family: str) -> tuple[Stage, ...]:
+    """What `fit_linear` asks: where Hessians are too large to be sent, it starts from the bias fit."""
+    first = (Stage(queries.LinearSums, NEWTON, ("bias",), DESCENT),) if family in ("vector", "matrix") else ()
+    return (*first, Stage(queries.LinearSums, NEWTON, (family,), DESCENT))
 
 
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
-    may_ask = (queries.Start, queries.LinearSums)
 
     name: str = "fed-bias"
     summary: str = "temperature and class bias, exactly, from sums"
     family: Literal["bias", "vector", "matrix"] = option("bias", "What is fitted beside the temperature.")
     ridge: float = option(0.1, "Pull towards a temperature alone.", low=0)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
+        return (Stage(queries.Start), *fit_stages(self.family))
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

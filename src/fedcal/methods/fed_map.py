@@ -17,14 +17,14 @@ from fedcal.exact import maps, queries
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_linear, start
-from fedcal.methods.fed_linear import first_stage
-from fedcal.methods.method import Additive, option
+from fedcal.methods.fed_linear import first_stage, fit_stages
+from fedcal.methods.method import Additive, Stage, option
 
 
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss and gradient; a histogram of confidences"
-    may_ask = (queries.Start, queries.LinearSums, queries.Histogram)
+    stages = (Stage(queries.Start), *fit_stages("temperature"), Stage(queries.Histogram))
 
     name: str = "fed-beta"
     summary: str = "temperature, then a beta map of the top confidence"

@@ -16,7 +16,7 @@ from fedcal.base.seeds import torch_rng
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery, sum_of
 from fedcal.exact.solve import Program
-from fedcal.methods.method import Additive, option
+from fedcal.methods.method import Additive, Stage, option
 from fedcal.nets.mlp import init_mlp, order_preserving, unflatten
 from fedcal.nets.train import Adam, EarlyStopping
 
@@ -46,15 +46,18 @@ class NetGradient(SumQuery):
 @dataclass(frozen=True)
 class FedOP(Additive):
     leaves = "sums of loss and gradient of a K-H-H-K net"
-    may_ask = (NetGradient,)
 
     name: str = "fed-op"
     summary: str = "one order-preserving net by summed gradients"
     rounds: int = option(300, "Rounds at most.", low=1)
-    hidden: int = option(16, "Units of a hidden layer of the net.", low=1)
+    hidden: int = option(16, "Units of a hidden layer of the net.", low=1, high=4096)
     lr: float = option(1e-2, "Adam's learning rate.", above=0)
     weight_decay: float = option(1e-2, "Weight decay of the net.", low=0)
     patience: int = option(30, "Stop after so many rounds without a lower loss on the samples kept back.", low=1)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
+        return (Stage(NetGradient, self.rounds),)
 
     def program(self, n_classes: int) -> Program:
         net = init_mlp(n_classes, self.hidden, torch_rng(0, "fed-op"))

@@ -12,13 +12,13 @@ from fedcal.base.query import Query
 from fedcal.exact.queries import Slope
 from fedcal.exact.solve import Program
 from fedcal.exact.temperature import temperature, temperature_search
-from fedcal.methods.method import Additive
+from fedcal.methods.method import Additive, Stage
 
 
 @dataclass(frozen=True)
 class FedTS(Additive):
     leaves = "two sums: slope and curvature"
-    may_ask = (Slope,)
+    stages = (Stage(Slope, 100),)
 
     name: str = "fed-ts"
     summary: str = "the pooled temperature, exactly, from sums"

@@ -52,10 +52,6 @@ MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all th
 @dataclass(frozen=True)
 class FedCalPlus(Additive):
     leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
-    may_ask = (
-        queries.Start, queries.LinearSums, queries.Score, queries.Histogram, queries.CountsLikelihood,
-        queries.ShiftEvidence,
-    )  # fmt: skip
     stages = (
         Stage(queries.Start, 1), Stage(queries.LinearSums, 36), Stage(queries.Score, 1), Stage(queries.LinearSums, 6),
         Stage(queries.Score, 1), Stage(queries.Histogram, 1), Stage(queries.CountsLikelihood, 1),

@@ -22,28 +22,44 @@ import torch
 from torch import Tensor
 
 from fedcal.base.logits import Params
-from fedcal.base.query import Query
+from fedcal.base.query import Query, leaves
+from fedcal.base.seeds import torch_rng
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Program
+from fedcal.exact.stages import curvature_of
 from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update
 
 Draw = Callable[[], torch.Generator]  # gives a random stream
+NEWTON, DESCENT = 60, 240  # rounds at most of a solver that is sent Hessians, and of one that is not (exact/solve.py)
+TRAINING = 1000  # training rounds at most of a federation whose scaler is fitted within them
 ROUNDS = "Rounds of all clients on the final model; of an interleaved method, in addition to the training rounds."
 FIT_ON = "The samples that a client fits on: its held-out calibration split, or its training data."
 
 
 def option(default: Any, help: str, **rules: float) -> Any:
     """A field that users may set: its default, one line of meaning, and for numbers the bounds (`low`, `above`)."""
-    return field(default=default, metadata={"help": help, "rules": {**rules, "high": 10**9} if rules else {}})
+    return field(default=default, metadata={"help": help, "rules": {"high": 10**9, **rules} if rules else {}})
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Queries of one type: at most so many, and none once a later stage has begun."""
+    """Queries of one kind that a method's server asks: at most `times`, and none once a later stage has begun."""
 
     query: type[Query]
-    times: int
+    times: int = 1
+    families: tuple[str, ...] = ()  # of linear maps that it is about; empty: any
+    slowly: int = 0  # in place of `times`, where these families' Hessians are too large to be sent
+
+    def takes(self, query: Query) -> bool:
+        """Whether the query is of this kind."""
+        families = {leaf for name, leaf in leaves(query) if name.endswith("/family")}
+        return type(query) is self.query and (not self.families or families <= set(self.families))
+
+    def most(self, n_classes: int) -> int:
+        """The number of queries at most, over so many classes."""
+        slow = self.slowly and any(curvature_of(family, n_classes) != "full" for family in self.families)
+        return self.slowly if slow else self.times
 
 
 @dataclass(frozen=True)
@@ -51,8 +67,7 @@ class Method(ABC):
     """A method's shape. Subclasses are final; those of their fields that are made by `option` are the method's options."""
 
     leaves: ClassVar[str]  # what leaves a client
-    may_ask: ClassVar[tuple[type[Query], ...]]  # what its server may ask
-    stages: ClassVar[tuple[Stage, ...]]  # additive: in the order in which its program asks; a stage may be skipped
+    stages: ClassVar[tuple[Stage, ...]]  # what its server asks, in that order; any of them may be skipped
     additive: ClassVar[bool] = False  # the server only adds replies up: secure aggregation can do that
     per_sample: ClassVar[bool] = True  # additive: every reply is a sum over samples; else some are of whole clients
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
@@ -66,28 +81,62 @@ class Method(ABC):
     average: Literal["round", "latest"] = "round"
 
     @property
+    def may_ask(self) -> tuple[type[Query], ...]:
+        """The kinds of query that its server may ask."""
+        return tuple(dict.fromkeys(stage.query for stage in self.stages))
+
+    @property
     def remembers(self) -> bool:
         """Whether a client's reply builds on what it kept from its last one."""
         return False
 
     @abstractmethod
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        """Start the server's half."""
+        """Start the server's half.
+
+        Args:
+            n_classes: K of the logits.
+            rounds: rounds at most.
+            seed: of whatever is drawn at random.
+
+        Returns:
+            The fit: what it asks next, and in the end the scaler's parameters.
+        """
 
     @abstractmethod
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
-        """Reply to a query from a client's samples (at least one) and what it kept from its last reply (empty at first)."""
+        """Reply to a query: the client's half.
+
+        Args:
+            query: the server's.
+            samples: the client's, at least one.
+            memory: what the client kept from its last reply; empty at first.
+
+        Returns:
+            What leaves the client, and what it keeps.
+        """
 
     @abstractmethod
     def apply(self, params: Params, logits: Tensor) -> Tensor:
-        """Return calibrated logits."""
+        """Return calibrated logits.
+
+        Args:
+            params: of the global scaler.
+            logits: (N, K) in float64.
+        """
 
     def apply_personal(self, params: Params, personal: Params, logits: Tensor) -> Tensor:
-        """Return calibrated logits at a client: by its personal scaler if it has one, else by the global one."""
+        """Return calibrated logits at a client: by its personal scaler if it has one, else by the global one.
+
+        Args:
+            params: of the global scaler.
+            personal: what `personal` made; empty: the global scaler serves.
+            logits: (N, K) in float64.
+        """
         return self.apply(personal or params, logits)
 
     def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
-        """Make a client's personal scaler; empty where the global one serves.
+        """Return a client's personal scaler; empty where the global one serves.
 
         Args:
             params: the global scaler.
@@ -98,15 +147,17 @@ class Method(ABC):
         return {}
 
     def params_from(self, query: Query) -> Params:
-        """Return the scaler that a query already holds, for a fit that is stopped early; empty if it holds none."""
+        """Return the scaler that a query already holds, for a fit that is stopped early; empty if it holds none.
+
+        Args:
+            query: the last one.
+        """
         return {}
 
 
 @dataclass(frozen=True)
 class Averaged(Method):
     """The clients' scalers are combined by the server: the paper's family."""
-
-    may_ask = (FitScaler,)
 
     schedule: Literal["interleaved", "post-hoc"] = option(
         "post-hoc",
@@ -121,6 +172,10 @@ class Averaged(Method):
         "round", "Average the scalers of this round's clients, or the latest scaler of every client."
     )
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on options
+        return (Stage(FitScaler, self.rounds + (TRAINING if self.schedule == "interleaved" else 0)),)
+
     @abstractmethod
     def init(self, n_classes: int, rng: torch.Generator) -> Params:
         """Return the server's starting scaler."""
@@ -134,7 +189,9 @@ class Averaged(Method):
         """Return the next global scaler."""
 
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        return AveragingFit(self, n_classes, rounds, seed)
+        # The same first net for every method of a run, so that ablations differ in one thing.
+        start = self.init(n_classes, torch_rng(seed, "scaler"))
+        return AveragingFit(start, self.combine, rounds, seed, latest=self.average == "latest")
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, FitScaler)
@@ -165,7 +222,7 @@ class Additive(Method):
         """Run the server's half."""
 
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        return ExactFit(self, n_classes, rounds)
+        return ExactFit(self.program(n_classes), self.params_from, rounds)
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, SumQuery)

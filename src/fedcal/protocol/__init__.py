@@ -13,8 +13,9 @@ from fedcal.protocol import wire
 from fedcal.protocol.client import Client, LostState
 from fedcal.protocol.ledger import Ledger
 from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.policy import Policy
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 from fedcal.protocol.server import Server
 
-__all__ = ["Client", "Ledger", "LostState", "Plan", "Privacy", "Reply", "Request", "Scaler", "Server", "wire"]
+__all__ = ["Client", "Ledger", "LostState", "Plan", "Policy", "Privacy", "Reply", "Request", "Scaler", "Server", "wire"]

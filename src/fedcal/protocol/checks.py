@@ -19,11 +19,12 @@ from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
-from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
 from fedcal.protocol.plausible import Claim, check_plausible, check_size
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
 HEADER = 1 << 20  # bytes that a message may be larger than its tensors
+SAMPLES = 1 << 30  # bytes of a client's samples at most, where a method sends them
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def check_reply(
         raise FedCalError(f"{client} declares {reply.n} samples, but {known.n} in the round before")
     if not reply.content and reply.n == 0:
         return
-    if reply.n < 1:
-        raise FedCalError(f"{client} declares no samples, but replies")
+    if not 1 <= reply.n <= MOST_SAMPLES:
+        raise FedCalError(f"{client} declares {reply.n or 'no'} samples, but replies")
     if odd := sorted(set(reply.content) ^ set(like)):
         raise FedCalError(f"{client}'s reply {'lacks' if odd[0] in like else 'should not hold'} {odd[0]!r}")
     for name, value in reply.content.items():
@@ -89,17 +90,23 @@ def check_reply(
 
 def example_reply(method: Method, n_classes: int, query: Query) -> Params:
     """Return what a client of a single sample would reply: it shows names, shapes and types."""
-    logits, labels = torch.eye(n_classes, dtype=torch.float64)[:1], torch.zeros(1, dtype=torch.int64)
+    logits, labels = torch.eye(1, n_classes, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
     return method.reply(query, Prepared(lambda: (logits, labels)), {}).content
 
 
-def check_bytes(client: str, size: int, like: Params) -> None:
+def check_bytes(client: str, size: int, like: Params, pooled: bool = False) -> None:
     """Refuse a message that is larger than a reply can be, before it is read.
+
+    Args:
+        client: whose it is.
+        size: of the message.
+        like: a reply's tensors (`example_reply`).
+        pooled: whether the method's replies are samples, as many as there are.
 
     Raises:
         FedCalError: which says how large it may be.
     """
-    most = n_bytes(like) + HEADER
+    most = SAMPLES if pooled else n_bytes(like) + HEADER
     if size > most:
         raise FedCalError(f"{client}: {size} bytes, where a reply has at most {most}: not a reply of this round")
 
@@ -107,9 +114,9 @@ def check_bytes(client: str, size: int, like: Params) -> None:
 def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, Known]) -> dict[str, str]:
     """Find replies that are far larger than the others', with the reason.
 
-    A sum is measured per sample, a scaler as it is. A sum may be 0 at an honest client, where the model is sure and right: it
-    must be far from the largest of the others'. Clients that have declared their squared logits are left alone: their sums
-    are within what these allow, and these were compared.
+    The number of samples is a weight where scalers are averaged. A sum is measured per sample, a scaler as it is. A sum may
+    be 0 at an honest client, where the model is sure and right: it must be far from the largest of the others'. Clients that
+    have declared their squared logits are left alone: their sums are within what these allow, and these were compared.
 
     Args:
         replies: by client.
@@ -122,7 +129,12 @@ def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, K
     spoke = {name: reply for name, reply in replies.items() if reply.content}
     sizes = {name: _largest(reply.content) / (reply.n if additive else 1) for name, reply in spoke.items()}
     declared = {name for name, of in known.items() if of.squares is not None}
-    return {
+    many = {
+        name: f"{name} declares {spoke[name].n} samples, the others at most {others:g}"
+        for name, others in of_others({name: float(reply.n) for name, reply in spoke.items()}, max).items()
+        if not additive and spoke[name].n > FAR * max(1.0, others)
+    }
+    return many | {
         name: f"{name}'s reply reaches {sizes[name]:.3g}, the others' about {others:.3g}"
         for name, others in of_others(sizes, max if additive else statistics.median).items()
         if name not in declared and sizes[name] > FAR * max(1.0, others)
@@ -170,16 +182,6 @@ def check_n_classes(client: str, n_classes: int, plan: Plan) -> None:
     """
     if n_classes != plan.n_classes:
         raise FedCalError(f"{client}: {n_classes} classes, where the federation has {plan.n_classes}")
-
-
-def check_no_samples_leave(method: Method) -> None:
-    """Refuse a method whose replies are the samples themselves, between a server and clients that are strangers.
-
-    Raises:
-        FedCalError: which says what to do.
-    """
-    if method.needs_pooled_data:
-        raise FedCalError(f"{method.name} sends every logit and label: use `fedcal calibrate` where all of them are")
 
 
 def check_client_name(name: str) -> str:

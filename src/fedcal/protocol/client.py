@@ -17,8 +17,10 @@ from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.methods import Method, Update, get_method
+from fedcal.protocol.bounds import check_bounds, logit_size
 from fedcal.protocol.checks import check_request
 from fedcal.protocol.messages import Reply, Request
+from fedcal.protocol.policy import Policy, Talk
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 
@@ -35,25 +37,51 @@ class Client:
         logits: (N, K), of samples that the model was not trained on.
         labels: (N,), the columns' numbers.
         privacy: clips and noises what leaves, whatever the server asks (local differential privacy).
+        policy: what it tells at most, where the server is a stranger; None: whatever its method may ask.
     """
 
-    def __init__(self, method: str | Method, logits: Any, labels: Any, *, privacy: Privacy | None = None) -> None:
+    def __init__(
+        self,
+        method: str | Method,
+        logits: Any,
+        labels: Any,
+        *,
+        privacy: Privacy | None = None,
+        policy: Policy | None = None,
+    ) -> None:
         checked = as_logits(logits)
         pair = checked, check_labels(labels, len(checked), checked.shape[1])
-        self._prepare(method, Prepared(lambda: pair), privacy)
+        self._prepare(method, Prepared(lambda: pair), privacy, policy)
 
     @classmethod
-    def of(cls, method: Method, samples: Prepared, *, privacy: Privacy | None = None) -> Client:
-        """Make a client of samples that are checked already; they are read when they are needed."""
+    def of(
+        cls, method: Method, samples: Prepared, *, privacy: Privacy | None = None, policy: Policy | None = None
+    ) -> Client:
+        """Make a client of samples that are checked already; they are read when they are needed.
+
+        Args:
+            method: the federation's.
+            samples: the client's.
+            privacy: as for the class.
+            policy: as for the class.
+
+        Returns:
+            The client.
+        """
         client = cls.__new__(cls)
-        client._prepare(method, samples, privacy)
+        client._prepare(method, samples, privacy, policy)
         return client
 
-    def _prepare(self, method: str | Method, samples: Prepared, privacy: Privacy | None) -> None:
+    def _prepare(self, method: str | Method, samples: Prepared, privacy: Privacy | None, policy: Policy | None) -> None:
         self.method = get_method(method) if isinstance(method, str) else method
-        self.samples, self.privacy = samples, privacy
-        if privacy:
-            privacy.check(self.method)
+        self.samples, self.policy = samples, policy
+        self.privacy = privacy or (policy.privacy if policy else None)
+        self.talk = Talk()  # what it has told, where it has a policy
+        self._size: float | None = None  # of its logits, once that is needed
+        if self.privacy:
+            self.privacy.check(self.method)
+        if policy:
+            samples.fewest = max(samples.fewest, policy.min_count)
         self.probs = False  # whether its scores were probabilities: the server's scaler should know
         self.releases = 0  # replies under local privacy so far
         self.federation, self.round = "", 0  # of the last reply
@@ -69,14 +97,18 @@ class Client:
             request: the server's.
             check: whether to look if the method's server may ask that; not needed where the server is one's own.
 
+        Returns:
+            The reply; empty where the client has no samples that the query is about.
+
         Raises:
-            LostState: where the reply would have to build on what is gone.
-            FedCalError: where the request is none of this method's, or of an earlier round.
+            LostState: the reply would have to build on what is gone.
+            FedCalError: the request is none of this method's, or of an earlier round.
         """
         if check:
             check_request(request, self.method)
         n = len(self.samples.labels) if self.n is None else self.n
-        if not n:
+        talk = self._consider(request) if self.policy and n else self.talk
+        if n < (self.policy.min_count if self.policy else 1):
             return Reply({}, 0, request.digest, probs=self.probs)
         memory = self._memory_before(request)
         privacy = self.privacy or request.clipping
@@ -87,9 +119,9 @@ class Client:
             privacy.at_client(self.method, request.query, self.samples, memory, update) if privacy else update.content
         )
         # From here on nothing is refused: a refused request leaves the client as it was.
-        self.releases += bool(self.privacy)  # also where a request comes twice: its noise is drawn anew
+        self.releases += bool(self.privacy)  # also where a request comes twice: the noise is drawn again
         self._before, self.memory = memory, contiguous(update.memory)
-        self.federation, self.round = request.federation, request.round
+        self.federation, self.round, self.talk = request.federation, request.round, talk
         told = self._told(self.privacy) if self.privacy else {}
         clients = len(self.samples.counts)
         return Reply(contiguous(content), n, request.digest, update.notes, told, self.probs, clients)
@@ -99,28 +131,50 @@ class Client:
         """Return the client's personal part of a scaler; empty where the global one serves.
 
         It also works for a client that took no part.
+
+        Args:
+            scaler: the server's.
         """
         if not self.memory and not len(self.samples.labels):
             return {}
         logits, labels = self.samples.logits.double(), self.samples.labels
         return self.method.personal(contiguous(scaler.params), self.memory, logits, labels)
 
+    def measure(self, federation: str, scaler: Scaler, n_bins: int) -> None:
+        """Note that the client tells how well a scaler does; its policy allows that of one scaler.
+
+        Args:
+            federation: which asks.
+            scaler: whose metrics are to be told.
+            n_bins: confidence bins that are asked for.
+
+        Raises:
+            FedCalError: where that is refused.
+        """
+        if self.policy:
+            self.talk = self.policy.measuring(self.talk, federation, scaler, n_bins)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive the client's process: tensors, and JSON values under `about`."""
         about = {"federation": self.federation, "round": self.round, "releases": self.releases}
         about |= {"order": [list(self._before), list(self.memory)]}  # a file sorts them, and sums depend on it
+        about |= {"talk": self.talk.to_json()}
         return {"tensors": nest("before", self._before) | nest("after", self.memory), "about": about}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the state of an earlier process.
 
+        Args:
+            state: what `state_dict` gave.
+
         Raises:
-            FedCalError: where it is damaged.
+            FedCalError: it is damaged.
         """
         try:
             about, tensors = state["about"], state["tensors"]
             self.federation, self.round = str(about["federation"]), int(about["round"])
             self.releases = int(about["releases"])
+            self.talk = Talk.from_json(about["talk"])
             before, after = (unnest(part, tensors) for part in ("before", "after"))
             self._before = contiguous({name: before[name] for name in about["order"][0]})
             self.memory = contiguous({name: after[name] for name in about["order"][1]})
@@ -143,6 +197,15 @@ class Client:
         ) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise FedCalError(f"the request does not fit this client's samples ({reason}): check the server") from error
+
+    def _consider(self, request: Request) -> Talk:
+        """Refuse what the client's policy does not allow; return what it remembers after its reply."""
+        assert self.policy
+        logits = self.samples.logits
+        talk = self.policy.after(self.talk, request, self.method, logits.shape[1])
+        self._size = logit_size(logits) if self._size is None else self._size
+        check_bounds(request.query, self._size, logits.shape[1])
+        return talk
 
     def _memory_before(self, request: Request) -> Params:
         """What the client had kept when the request was first made."""

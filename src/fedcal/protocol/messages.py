@@ -13,6 +13,8 @@ from fedcal.base.query import Query, fingerprint
 from fedcal.methods import Method
 from fedcal.protocol.privacy import Privacy
 
+MOST_SAMPLES = 10**12  # of a client
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -37,7 +39,7 @@ class Request:
     @cached_property
     def digest(self) -> str:
         """A fingerprint, which replies carry: a reply to another request is refused."""
-        whole = f"{self.federation} {self.round} {fingerprint(self.query)}"
+        whole = f"{self.federation} {self.round} {fingerprint(self.query)} {self.clipping or ''}".strip()
         return hashlib.blake2b(whole.encode(errors="replace"), digest_size=16).hexdigest()
 
 

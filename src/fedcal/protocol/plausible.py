@@ -8,7 +8,7 @@
     CountsLikelihood    a log-likelihood ≤ 0
     ShiftEvidence       log-likelihoods ≤ 0 that follow from one another
     NetGradient         n + stop_n samples in all; stop_loss ≥ 0
-    FitScaler           temperatures > 0
+    FitScaler           temperatures within the limits of a fit
 
 Sums are rounded, so each condition has a tolerance: RELATIVE to the largest value that the sum's terms could have. For
 Hessians that follows from the client's squared logits, which it declared in the first round.
@@ -31,7 +31,8 @@ from fedcal.base.query import Query, leaves
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalError
 from fedcal.exact import maps, prior_shift, queries
-from fedcal.exact.linear import unpack_hessian, unpack_symmetric
+from fedcal.exact.linear import is_scale, unpack_hessian, unpack_symmetric
+from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
 
@@ -172,7 +173,7 @@ def _linear(claim: Claim) -> None:
 def _no_drift(claim: Claim, name: str, family: str, gradients: Tensor) -> None:
     """Probabilities and labels both add up to 1, so that the gradients of the intercepts add up to 0."""
     if family != "temperature":
-        drift = gradients[:, ~_is_scale(family, claim.n_classes)].sum(1)
+        drift = gradients[:, ~is_scale(family, claim.n_classes)].sum(1)
         claim.require((drift.abs() <= RELATIVE * claim.n).all(), name, "has intercepts that do not add up to 0")
 
 
@@ -180,15 +181,7 @@ def _units(claim: Claim, family: str) -> Tensor:
     """For each parameter, the root of the sum of squares of what it multiplies: logits, or 1 for an intercept."""
     scale = torch.tensor(max(claim.norm, TINY), dtype=torch.float64)
     one = torch.tensor(math.sqrt(claim.n), dtype=torch.float64)
-    return torch.where(_is_scale(family, claim.n_classes), scale, one)
-
-
-def _is_scale(family: str, k: int) -> Tensor:
-    """Which parameters of a family multiply logits; the others are intercepts."""
-    if family == "matrix":
-        return (torch.arange(k + 1) < k).repeat(k)
-    scales, intercepts = {"temperature": (1, 0), "bias": (1, k), "vector": (k, k)}[family]
-    return torch.arange(scales + intercepts) < scales
+    return torch.where(is_scale(family, claim.n_classes), scale, one)
 
 
 def _positive(claim: Claim, name: str, hessian: Tensor, units: Tensor) -> None:
@@ -253,7 +246,9 @@ def _net(claim: Claim) -> None:
 
 def _temperature(claim: Claim) -> None:
     if "temperature" in claim.content:
-        claim.require(claim.content["temperature"] > 0, "temperature", "is not above 0")
+        t = float(claim.content["temperature"])
+        within = T_MIN / (1 + RELATIVE) <= t <= T_MAX * (1 + RELATIVE)
+        claim.require(within, "temperature", f"is {t:g}, where a fit gives {T_MIN:g} to {T_MAX:g}")
 
 
 CHECKS: dict[type[Query], Callable[[Claim], None]] = {

@@ -5,31 +5,35 @@ Whatever comes in is from a stranger: it is rebuilt from known types only, and a
 
 from __future__ import annotations
 
-import json
+import math
 import types
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from safetensors.torch import load, save
 from torch import Tensor
 
+from fedcal.base import codec
+from fedcal.base.codec import pack
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params
-from fedcal.base.query import Query, contiguous
+from fedcal.base.query import Query
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import FoldMap
 from fedcal.exact.queries import Points
 from fedcal.methods import METHODS, method_from_json, method_to_json
-from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 
 SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
     kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, FoldMap, Points)
 }
-MOST = 10**9  # rounds, classes
+MOST = 10**9  # rounds
+MOST_CLASSES = 10**6
+MOST_HEADER = 16 << 20  # bytes
 DEEPEST = 8  # levels within a query: ours have four
+FEW, WORD = 32, 64  # remarks in a reply, and characters of each one's name
 
 Header = dict[str, Any]
 
@@ -37,35 +41,30 @@ Header = dict[str, Any]
 # --- bytes ---------------------------------------------------------------------------------------------------------------
 
 
-def pack(tensors: Params, header: Header) -> bytes:
-    """Return tensors and a header as bytes."""
-    about = json.dumps({**header, "order": list(tensors)}, sort_keys=True)
-    return save({name: contiguous(value).cpu() for name, value in tensors.items()}, metadata={"fedcal": about})
-
-
 def unpack(data: Any) -> tuple[Params, Header]:
     """Return the tensors, in their order, and the header.
+
+    Args:
+        data: what `pack` gave.
 
     Raises:
         FedCalError: if the bytes are anything but what `pack` gives.
     """
     try:
-        size = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fedcal"])
-        tensors, order = load(data), header.pop("order")
-        found = {name: tensors.pop(name) for name in order}
-        if tensors:
-            raise ValueError("a tensor has no place")
-    except Exception:  # whatever a stranger's bytes make a reader raise: assertions, RecursionError, MemoryError
-        raise FedCalError("the message cannot be read: is it one of fedcal's?") from None
-    return found, header
+        return codec.unpack(data, MOST_HEADER)
+    except FedCalError as error:
+        raise FedCalError(f"the message cannot be read ({error}): is it one of fedcal's?") from None
 
 
 # --- plan, request, reply ------------------------------------------------------------------------------------------------
 
 
 def plan_to_json(plan: Plan) -> Header:
-    """Return a plan as JSON values."""
+    """Return a plan as JSON values.
+
+    Args:
+        plan: of the federation.
+    """
     classes = list(plan.classes)
     same = {"n_classes": plan.n_classes, "seed": plan.seed, "classes": classes, "federation": plan.federation}
     return {"schema": SCHEMA, **method_to_json(plan.method), **same}
@@ -74,12 +73,21 @@ def plan_to_json(plan: Plan) -> Header:
 def plan_from_json(header: Header) -> Plan:
     """Read a plan back.
 
+    Args:
+        header: what `plan_to_json` gave; other entries are ignored.
+
+    Returns:
+        The plan.
+
     Raises:
-        FedCalError: where it is damaged, or of another version.
+        FedCalError: it is damaged, or of another version.
     """
     _check_schema(header)
     kinds = {"n_classes": int, "seed": int, "classes": list, "federation": str}
-    if any(type(header.get(key)) is not kind for key, kind in kinds.items()) or not 2 <= header["n_classes"] <= MOST:
+    if (
+        any(type(header.get(key)) is not kind for key, kind in kinds.items())
+        or not 2 <= header["n_classes"] <= MOST_CLASSES
+    ):
         raise FedCalError("the federation's plan is damaged: ask for it again")
     if classes := header["classes"]:
         if not all(type(label) in (str, int, float, bool) for label in classes):
@@ -108,8 +116,14 @@ def pack_request(plan: Plan, request: Request, clients: Sequence[str] = ()) -> b
 def unpack_request(data: Any) -> tuple[Plan, Request]:
     """Read a plan and a request back.
 
+    Args:
+        data: what `pack_request` gave.
+
+    Returns:
+        The federation's plan, and the request.
+
     Raises:
-        FedCalError: where the bytes are not a request of this version.
+        FedCalError: the bytes are not a request of this version.
     """
     tensors, header = unpack(data)
     _check_schema(header)
@@ -126,8 +140,11 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
 def asked_clients(data: Any) -> list[str]:
     """Return the names of the clients that a request is meant for; empty: everybody.
 
+    Args:
+        data: what `pack_request` gave.
+
     Raises:
-        FedCalError: where the bytes are not a message.
+        FedCalError: the bytes are not a message.
     """
     clients = unpack(data)[1].get("clients", [])
     if not isinstance(clients, list) or not all(type(name) is str for name in clients):
@@ -136,8 +153,14 @@ def asked_clients(data: Any) -> list[str]:
 
 
 def pack_reply(reply: Reply, client: str) -> bytes:
-    """Return a client's reply as bytes."""
-    header = {"schema": SCHEMA, "kind": "reply", "client": client, "n": reply.n, "to": reply.to, "notes": reply.notes}
+    """Return a client's reply as bytes.
+
+    Args:
+        reply: what it replies.
+        client: its name.
+    """
+    header = {"schema": SCHEMA, "kind": "reply", "client": client, "n": reply.n, "to": reply.to}
+    header |= {"notes": {name: value for name, value in reply.notes.items() if math.isfinite(value)}}
     header |= {"probs": True} if reply.probs else {}
     return pack(reply.content, header | ({"privacy": reply.privacy} if reply.privacy else {}))
 
@@ -145,15 +168,21 @@ def pack_reply(reply: Reply, client: str) -> bytes:
 def unpack_reply(data: Any) -> tuple[str, Reply]:
     """Read a client's name and its reply back; `Server.check` looks at the values.
 
+    Args:
+        data: what `pack_reply` gave.
+
+    Returns:
+        The name, and the reply.
+
     Raises:
-        FedCalError: where the bytes are not a reply of this version.
+        FedCalError: the bytes are not a reply of this version.
     """
     tensors, header = unpack(data)
     _check_schema(header)
     client, n, to = (header.get(key) for key in ("client", "n", "to"))
     if header.get("kind") != "reply" or type(client) is not str or type(to) is not str:
         raise FedCalError("the message is not a reply")
-    if type(n) is not int or not 0 <= n <= 10**12:
+    if type(n) is not int or not 0 <= n <= MOST_SAMPLES:
         raise FedCalError(f"{client} declares {n!r} samples: a whole number is needed")
     notes, privacy = _numbers(client, header.get("notes")), _privacy(client, header)
     return client, Reply(tensors, n, to, notes, privacy, header.get("probs") is True)
@@ -167,6 +196,7 @@ def _check_schema(header: Header) -> None:
 def _numbers(client: str, notes: Any) -> dict[str, float]:
     if not isinstance(notes, dict) or not all(type(value) in (int, float) for value in notes.values()):
         raise FedCalError(f"{client}'s notes are not numbers")
+    _check_few(client, notes)
     return {name: float(value) for name, value in notes.items() if abs(value) < 1e12}  # NaN is left out too
 
 
@@ -175,7 +205,16 @@ def _privacy(client: str, header: Header) -> dict[str, Any]:
     told = header.get("privacy", {})
     if not isinstance(told, dict) or (told and (type(told.get("left")) is not int or abs(told["left"]) > 10**9)):
         raise FedCalError(f"{client} does not say how many private replies it has left")
+    if not all(type(value) in (str, int, float) for value in told.values()):
+        raise FedCalError(f"{client} says of its privacy what is neither a number nor a word")
+    _check_few(client, told, *(value for value in told.values() if isinstance(value, str)))
     return told
+
+
+def _check_few(client: str, table: dict[str, Any], *words: str) -> None:
+    """Refuse a table that is no remark but a load: it is kept, and shown in reports."""
+    if len(table) > FEW or any(len(word) > WORD or not word.isprintable() for word in (*table, *words)):
+        raise FedCalError(f"{client}'s remarks are too many, or too long")
 
 
 # --- queries -------------------------------------------------------------------------------------------------------------

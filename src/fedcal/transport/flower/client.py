@@ -11,25 +11,24 @@ SuperNode.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from fedcal.base.checks import as_logits, check_kind, check_labels
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params
-from fedcal.base.store import nest, unnest, write_bytes
+from fedcal.base.store import nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
-from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.measure.views import Measured
-from fedcal.protocol import Client, Plan, Privacy, Request
-from fedcal.protocol.checks import check_n_classes, check_no_samples_leave
+from fedcal.protocol import Client, Plan, Policy, Privacy, Request
+from fedcal.protocol.checks import check_n_classes
+from fedcal.protocol.valid import check_client_state
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
 from fedcal.transport.flower.records import (
     DATA,
@@ -39,18 +38,28 @@ from fedcal.transport.flower.records import (
     VIEWS,
     Records,
     data_of,
-    pack_measured,
+    fingerprint,
     record_of,
     take_out,
     unpack_scaler,
 )
 
+if TYPE_CHECKING:
+    from fedcal.data.samples import Samples
+
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
+ClientAppCallable = Callable[[Message, Context], Message]  # as in Flower's typing module, which moved
+Mod = Callable[[Message, Context, ClientAppCallable], Message]
 STATE = "fedcal.state"  # in the node's context
 
 
 def calibration_mod(
-    logits: Logits, privacy: Privacy | None = None, *, probs: bool | None = None, classes: Any = None
+    logits: Logits,
+    privacy: Privacy | None = None,
+    *,
+    probs: bool | None = None,
+    classes: Any = None,
+    policy: Policy | None = None,
 ) -> Mod:
     """Make the mod for a ClientApp. It must be the first of `mods`, so that no other one sees FedCal's records.
 
@@ -59,23 +68,36 @@ def calibration_mod(
         privacy: clips and noises what leaves this node, whatever the server asks (local differential privacy).
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
+        policy: what this node tells at most, `Policy()` if not given. The node's config may name a file instead
+            (`fedcal-policy`), and change two of its entries: `fedcal-allow-pooling`, `fedcal-min-count`.
 
     Returns:
         The mod.
     """
     kind = check_kind(probs)
     samples = as_samples(logits, kind, classes)
+    own = replace(policy or Policy(), **({"privacy": privacy} if privacy else {}))
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         records = take_out(message.content) if message.has_content() else {}
         if REQUEST not in records:
             return call_next(message, context)
-        node = Node(context, records, samples, privacy, bool(kind))
+        node = Node(context, records, samples, policy_of(context, own), bool(kind))
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)
         return Message(RecordDict({REPLY: node.reply()}), reply_to=message)
 
     return mod
+
+
+def policy_of(context: Context, policy: Policy) -> Policy:
+    """Return a node's policy: the app's, unless the node's config names another."""
+    config = context.node_config
+    if "fedcal-policy" in config:
+        loaded = Policy.load(str(config["fedcal-policy"]))
+        policy = loaded if loaded.privacy else replace(loaded, privacy=policy.privacy)
+    names = {"fedcal-allow-pooling": "allow_pooling", "fedcal-min-count": "min_count"}
+    return replace(policy, **{entry: config[name] for name, entry in names.items() if name in config})
 
 
 def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
@@ -101,6 +123,9 @@ def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]
 
     Returns:
         The function for `calibration_mod`.
+
+    Raises:
+        FedCalError: from that function, where a method fits on training data.
     """
 
     def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
@@ -142,10 +167,8 @@ def name_of(context: Context) -> str:
 class Node:
     """A node that handles one message."""
 
-    def __init__(
-        self, context: Context, records: Records, logits: Logits, privacy: Privacy | None, probs: bool
-    ) -> None:
-        self.context, self.logits, self.privacy, self.probs = context, logits, privacy, probs
+    def __init__(self, context: Context, records: Records, logits: Logits, policy: Policy, probs: bool) -> None:
+        self.context, self.logits, self.policy, self.probs = context, logits, policy, probs
         self.name, self.model = name_of(context), records.get(MODEL)
         self.about: dict[str, Any] = dict(records[REQUEST])
         self.phase, self.data = self.about["phase"], data_of(records[REQUEST])
@@ -186,11 +209,16 @@ class Node:
     @one_thread()
     def _measure(self) -> ConfigRecord:
         """Make the personal scaler, which stays here, and sums that measure the views."""
+        from fedcal.measure.views import Measured
+        from fedcal.transport.flower.measured import pack_measured
+
         plan, scaler = unpack_scaler(self.data)
         client = self._client(plan, self._frozen(plan))
+        client.measure(plan.federation, scaler, int(self.about["bins"]))
         personal = client.personalize(scaler)
         self._keep(client, personal)
-        logits, labels = self.kept["test_logits"], self.kept["test_labels"]
+        shown = len(self.kept["test_labels"]) >= self.policy.min_count  # else it says that it has no samples
+        logits, labels = (self.kept[f"test_{name}"][: None if shown else 0] for name in ("logits", "labels"))
         applied = (
             logits,
             plan.method.apply(scaler.params, logits),
@@ -204,9 +232,14 @@ class Node:
     def _frozen(self, plan: Plan) -> Samples:
         """The frozen model's logits, which are computed once: later requests come without the model."""
         if self.model is not None:
+            mark, joined = fingerprint(self.model), self.kept_of.get("client", {}).get("talk", {}).get("federation")
+            if mark != self.kept_of.get("model", mark) and joined == plan.federation:
+                raise FedCalError(
+                    "the server sends another model than the one that this federation calibrates: refused"
+                )
             for prefix, split in {"": plan.method.fit_on, "test_": "test"}.items():
                 self.kept[f"{prefix}logits"], self.kept[f"{prefix}labels"] = self._samples(plan, self.model, split)
-            self.kept_of["model"] = self.about["model"]
+            self.kept_of["model"] = mark
         return self.kept["logits"], self.kept["labels"]
 
     def _samples(self, plan: Plan, arrays: ArrayRecord, split: str) -> Samples:
@@ -218,11 +251,12 @@ class Node:
     # --- what the node keeps -------------------------------------------------------------------------------------------
 
     def _client(self, plan: Plan, samples: Samples) -> Client:
-        check_no_samples_leave(plan.method)
-        client = Client.of(plan.method, Prepared(lambda: samples), privacy=self.privacy)
+        client = Client.of(plan.method, Prepared(lambda: samples), policy=self.policy)
         client.probs = self.probs
         if "client" in self.kept_of:
-            client.load_state_dict({"tensors": unnest("client", self.kept), "about": self.kept_of["client"]})
+            stored = {"tensors": unnest("client", self.kept), "about": self.kept_of["client"]}
+            check_client_state(stored)
+            client.load_state_dict(stored)
         return client
 
     def _keep(self, client: Client, personal: Params | None = None) -> None:
@@ -232,7 +266,7 @@ class Node:
         data = pack(tensors, {**self.kept_of, "client": state["about"]})
         self.context.state.config_records[STATE] = ConfigRecord({DATA: data})
         if path := self._path():
-            write_bytes(path, data)
+            write_bytes(path, data, private=True)  # logits and labels are in it
 
     def _recall(self) -> tuple[Params, dict[str, Any]]:
         kept, path = self.context.state.config_records.get(STATE), self._path()
@@ -241,9 +275,9 @@ class Node:
         if path is None or not path.exists():
             return {}, {}
         try:
-            return unpack(path.read_bytes())
-        except (FedCalError, OSError):
-            raise FedCalError(f"{path} cannot be read: delete it, and the node starts again") from None
+            return unpack(read_bytes(path))
+        except FedCalError as error:
+            raise FedCalError(f"{path} cannot be read ({error}): delete it, and the node starts again") from None
 
     def _path(self) -> Path | None:
         folder = self.context.node_config.get("fedcal-state")

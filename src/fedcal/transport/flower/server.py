@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container
+from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Any, TypeVar
 
@@ -15,12 +16,14 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from fedcal.base.words import plain
 from fedcal.errors import FedCalError
-from fedcal.measure.views import Measured, add_up
+from fedcal.measure.views import POOLED, Measured, add_up
 from fedcal.protocol import Reply, Server
-from fedcal.protocol.checks import check_bytes, outliers
+from fedcal.protocol.checks import FAR, check_bytes, of_others, outliers
 from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower.grid import ask
+from fedcal.transport.flower.measured import unpack_measured
 from fedcal.transport.flower.records import (
     MODEL,
     REPLY,
@@ -34,10 +37,10 @@ from fedcal.transport.flower.records import (
     record_of,
     size,
     take_out,
-    unpack_measured,
 )
 
 T = TypeVar("T")
+LONGEST = 200  # characters of a node's name
 Cost = dict[str, int]  # bytes of a round over all nodes: up, down, and the model's own
 
 
@@ -71,6 +74,13 @@ class Nodes:
         log(WARNING, "FedCal: %s round %d goes on without %s: %s", *self._round.values(), who, reason)
 
     # --- what nodes send -------------------------------------------------------------------------------------------------
+
+    def introduce(self, records: dict[int, Records]) -> None:
+        """Note the names by which nodes call themselves, so that faults are entered under them."""
+        for node, sent in sorted(records.items()):
+            with suppress(FedCalError):
+                others = {name for other, name in self.names.items() if other != node}
+                self.names[node] = self._name(node, sent.get(REPLY), others)
 
     def meet(self, records: dict[int, Records]) -> list[int]:
         """Note the names of nodes that only trained.
@@ -124,6 +134,8 @@ class Nodes:
             raise FedCalError(
                 f"node {node} does not reply to FedCal: is calibration_mod the first of its ClientApp's mods?"
             )
+        if not name.isprintable() or not 0 < len(name) <= LONGEST or name == POOLED:
+            raise FedCalError(f"node {node} calls itself {name[:LONGEST]!r}, which cannot name a node")
         if name in taken or self.names.get(node, name) != name:
             raise FedCalError(f"node {node} calls itself {name}, which is another node's name")
         return name
@@ -196,10 +208,16 @@ class Nodes:
         data, k = pack_scaler(server.plan, server.scaler), server.plan.n_classes
         records, cost = self._ask(grid, nodes, "measure", data, model, timeout, n_bins)
         found = self._read(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
+        for node, reason in far_losses(found).items():
+            del found[node]
+            self.blame(node, reason)
         self.end(list(found), cost)
         if not found:
             return Measured({})
-        return add_up(found.values()).select({view: view for view in VIEWS}, sorted(self.names[node] for node in found))
+        # By name: nodes have other numbers in every federation, and the last bits of a sum depend on its order.
+        in_order = sorted(found, key=self.names.__getitem__)
+        total = add_up([found[node] for node in in_order])
+        return total.select({view: view for view in VIEWS}, [self.names[node] for node in in_order])
 
     def _ask(
         self, grid: Grid, nodes: list[int], phase: Phase, data: bytes, model: ArrayRecord, timeout: float, bins: int = 0
@@ -221,18 +239,33 @@ class Nodes:
                 if node not in by_node:
                     self.blame(node, f"no reply within {timeout:.0f} s")
                 elif by_node[node].has_error():
-                    self.blame(node, f"error: {by_node[node].error.reason}")
+                    self.blame(node, plain(f"error: {by_node[node].error.reason}"))
                 else:
                     found[node] = take_out(by_node[node].content)
                     cost["up"] += size(found[node].values())
             return found
 
-        replies = send({node: content if node in self._with_model else whole for node in nodes})
+        # After a round of an earlier server, a node may have its logits as well: it says so if it has not.
+        earlier = any(one["phase"] == "calibration" for one in self.rounds)
+        replies = send({node: content if earlier or node in self._with_model else whole for node in nodes})
         if lost := [node for node, sent in replies.items() if _lost_logits(sent)]:
             replies = {node: sent for node, sent in replies.items() if node not in lost}
             replies |= send(dict.fromkeys(lost, whole))
         self._with_model.update(replies)
         return replies, cost
+
+
+def far_losses(measured: dict[int, Measured]) -> dict[int, str]:
+    """Find nodes that measure losses far beyond the others', with the reason."""
+    losses: dict[str, float] = {}
+    for node, found in measured.items():
+        for tally in (tallies for by_client in found.tallies.values() for tallies in by_client.values()):
+            losses[str(node)] = max(losses.get(str(node), 0.0), tally.nll / max(tally.n, 1))
+    return {
+        int(node): f"it measures a loss of {losses[node]:.3g} per sample, the others at most {others:.3g}"
+        for node, others in of_others(losses, max).items()
+        if losses[node] > FAR * max(1.0, others)
+    }
 
 
 def _lost_logits(records: Records) -> bool:

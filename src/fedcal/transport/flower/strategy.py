@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcal.base.labels import check_classes
 from fedcal.base.store import finite, write_json
+from fedcal.base.words import plain
 from fedcal.data.samples import name_columns
 from fedcal.errors import FedCalError
 from fedcal.measure.views import Measured
@@ -31,7 +32,7 @@ from fedcal.methods.robust import Robust
 from fedcal.protocol import Privacy, Scaler, Server
 from fedcal.protocol.wire import pack_request
 from fedcal.transport.flower.checkpoint import Checkpoint
-from fedcal.transport.flower.checks import bad_models
+from fedcal.transport.flower.checks import WEIGHT, bad_metrics, bad_models
 from fedcal.transport.flower.grid import PatientGrid, TooFewNodes
 from fedcal.transport.flower.records import REQUEST, Phase, Records, record_of, size, take_out
 from fedcal.transport.flower.server import Nodes
@@ -197,7 +198,8 @@ class CalibratedStrategy(Strategy):
             "model_up": sum(size(reply.content.array_records.values()) for reply in whole.values()),
             "model_down": len(self._asked) * size([self._arrays]),
         }
-        for node, reason in bad_models(whole, self._arrays).items():
+        self.nodes.introduce(records)
+        for node, reason in bad_models(whole, self._arrays, self._weight).items():
             self.nodes.blame(node, reason)
             del records[node]
         if self._interleaved:
@@ -219,10 +221,13 @@ class CalibratedStrategy(Strategy):
         return self._configure(self.inner.configure_evaluate, server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return what the inner strategy makes of the replies that are not errors."""
-        return self.inner.aggregate_evaluate(
-            server_round + self._before, [reply for reply in replies if not reply.has_error()]
-        )
+        """Return what the inner strategy makes of the replies that are not errors, and whose metrics go together."""
+        whole = {reply.metadata.src_node_id: reply for reply in replies if not reply.has_error()}
+        bad = bad_metrics(whole, self._weight)
+        for node, reason in bad.items():
+            self.nodes.blame(node, reason)
+        good = [reply for node, reply in whole.items() if node not in bad]
+        return self.inner.aggregate_evaluate(server_round + self._before, good)
 
     # --- outcome ---------------------------------------------------------------------------------------------------------
 
@@ -282,6 +287,14 @@ class CalibratedStrategy(Strategy):
         """Training rounds so far, the one that is on included."""
         return self._before + self._round
 
+    @property
+    def _weight(self) -> str:
+        """The metric that the inner strategy weighs nodes by."""
+        inner: Any = self.inner
+        while hasattr(inner, "strategy"):  # a wrapper
+            inner = inner.strategy
+        return getattr(inner, "weighted_by_key", WEIGHT)
+
     def _configure(
         self,
         configure: Callable[..., Iterable[Message]],
@@ -312,7 +325,7 @@ class CalibratedStrategy(Strategy):
                 self._back[node] = self._round + 1 + self._silences[node]
                 self.nodes.blame(node, "no reply in time")
             elif replies[node].has_error():
-                self.nodes.blame(node, f"error: {replies[node].error.reason}")
+                self.nodes.blame(node, plain(f"error: {replies[node].error.reason}"))
 
     def _wait(self, grid: Grid, wanted: int) -> list[int]:
         """The nodes that are there, once they are as many as wanted or patience is over; at least one."""

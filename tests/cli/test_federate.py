@@ -61,3 +61,16 @@ def test_a_folder_in_use_is_refused(tmp_path, capsys):
     (tmp_path / "results.json").write_text("{}")
     code, _, err = run(capsys, "--out", tmp_path)
     assert code == 2 and "holds a run already" in err
+
+
+def test_nodes_get_the_policy(tmp_path, capsys):
+    """A file of what nodes tell at most; a method that it does not allow is refused before anything is started."""
+    policy = tmp_path / "policy.json"
+    policy.write_text('{"methods": ["fed-ts"]}')
+    for method, code in (("fed-ts", 0), ("fed-bias", 2)):
+        line = ["federate", "--data", "heart", "--method", method, "--out", str(tmp_path / "run"), "--dry-run"]
+        with pytest.raises(SystemExit) as ended:
+            main([*line, "--policy", str(policy)])
+        assert (ended.value.code or 0) == code
+    said = capsys.readouterr()
+    assert said.out.count(f'fedcal-policy="{policy}"') == 4 and "takes part in fed-ts only" in said.err

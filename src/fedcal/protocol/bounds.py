@@ -1,0 +1,102 @@
+"""Bounds of what a server may ask about: parameters that no honest fit reaches are refused by a client with a policy.
+
+    Slope                       1/T within the search's own limits
+    maps of logits              a scale times the size of the client's own logits, and every intercept, at most FURTHEST
+    Hessians                    only of families that are small enough for one to be sent
+    temperatures to start from  within the limits of a fit
+    all other numbers           at most FURTHEST, in units of the client's logits where these are small
+
+A scale is measured by the client's own logits, so that logits of any size are legal. Far beyond, a softmax becomes a knife
+that cuts samples out of a sum, one at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcal.base.query import Query, leaves
+from fedcal.errors import FedCalError
+from fedcal.exact.linear import FAMILIES, centre, is_scale, n_parameters
+from fedcal.exact.queries import Slope
+from fedcal.exact.stages import curvature_of
+from fedcal.exact.temperature import T_MAX, T_MIN
+from fedcal.methods.fit import FitScaler
+
+FURTHEST = 1e4  # a calibrated logit, for a logit of the client's usual size
+MOST_MAPS = 128  # in one request
+ROUNDING = 1 + 1e-9
+ROWS = 1 << 14
+
+
+def logit_size(logits: Tensor) -> float:
+    """The root mean square of a client's row-centred logits."""
+    squares = sum(float(centre(block).square().sum()) for block in logits.split(ROWS))
+    return math.sqrt(squares / max(logits.numel(), 1))
+
+
+def check_bounds(query: Query, size: float, n_classes: int) -> None:
+    """Refuse a query at parameters that an honest fit does not reach.
+
+    Args:
+        query: what the server asks.
+        size: of the client's logits (`logit_size`).
+        n_classes: K of its logits.
+
+    Raises:
+        FedCalError: which says what is out of bounds.
+    """
+    unit = 1 / size if size > 0 else math.inf
+    for name, leaf in leaves(query):
+        largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
+        largest = abs(leaf) if isinstance(leaf, float) else largest
+        _require(largest <= FURTHEST * max(1.0, unit), f"a number of size {largest:.3g} in {name!r}")
+    maps = 0
+    for part in _parts(query):
+        family, at = getattr(part, "family", None), getattr(part, "at", None)
+        if family is not None and at is not None:
+            points = list(at.values() if isinstance(at, dict) else at)
+            maps += len(points)
+            for t in points:
+                _check_map(family, t, unit, n_classes)
+            curvature = getattr(part, "curvature", "none")
+            _require(curvature in ("none", curvature_of(family, n_classes)), f"a Hessian of a {family} map")
+        elif isinstance(part, Slope):
+            _require(_within(part.b, 1 / T_MAX, 1 / T_MIN), f"a temperature of {1 / part.b if part.b else math.inf:g}")
+        elif isinstance(part, FitScaler):
+            for name in ("temperature", "temperatures"):
+                for value in part.params.get(name, torch.ones(1)).flatten().tolist():
+                    _require(_within(value, T_MIN, T_MAX), f"a temperature of {value:g}")
+    _require(maps <= MOST_MAPS, f"{maps} maps at once")
+
+
+def _check_map(family: str, t: Tensor, unit: float, n_classes: int) -> None:
+    _require(family in FAMILIES, f"{family!r}, a family")
+    _require(t.shape == (n_parameters(family, n_classes),), f"{family} parameters of shape {tuple(t.shape)}")
+    most = torch.where(is_scale(family, n_classes), FURTHEST * unit, FURTHEST)
+    _require(bool((t.abs() <= most).all()), f"a {family} map that makes logits larger than {FURTHEST:g}")
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Every dataclass within a query, itself included."""
+    if is_dataclass(value):
+        yield value
+        value = [getattr(value, entry.name) for entry in fields(value)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from _parts(part)
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    return low / ROUNDING <= value <= high * ROUNDING
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise FedCalError(f"the server asks about {what}, which no fit comes to: do not reply to this server")

@@ -1,0 +1,288 @@
+"""A client's policy: where it comes from, what it allows, and that honest federations never notice it."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conversations import SPECS, make_samples
+from fedcal import METHODS, FedCalError
+from fedcal.base.folds import FOLDS, folds
+from fedcal.exact.prepared import ALL
+from fedcal.exact.queries import Histogram, LinearSums, MatrixBlocks, Several, Slope, Start, View
+from fedcal.methods import get_method
+from fedcal.methods.fit import FitScaler
+from fedcal.protocol import Client, Policy, Request, Server
+from fedcal.protocol.bounds import MOST_MAPS, check_bounds, logit_size
+from fedcal.protocol.policy import LARGEST, Talk
+
+SAMPLES = make_samples([60, 70, 80], 3)
+
+
+def request_of(query: Any, round: int = 1, federation: str = "federation") -> Request:
+    return Request(federation, round, query)
+
+
+def linear(family: str = "bias", at: float = 1.0, k: int = 3, curvature: Any = "full") -> LinearSums:
+    size = {"temperature": 1, "bias": k + 1, "vector": 2 * k, "matrix": k * (k + 1)}[family]
+    return LinearSums(family, curvature, {ALL: torch.full((size,), at, dtype=torch.float64)})
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_comes_from_json_or_toml(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    values = {"methods": ["fed-ts", "fedcal-plus:accuracy=keep"], "min_count": 10, "max_rounds": 30}
+    (tmp_path / "policy.json").write_text(json.dumps({**values, "privacy": {"epsilon": 2.0}}))
+    (tmp_path / "policy.toml").write_text(
+        'methods = ["fed-ts", "fedcal-plus:accuracy=keep"]\nmin_count = 10\nmax_rounds = 30\n[privacy]\nepsilon = 2.0\n'
+    )
+    one, other = (Policy.load(tmp_path / f"policy.{kind}") for kind in ("json", "toml"))
+    assert one == other and one.privacy is not None and one.privacy.epsilon == 2.0
+    assert (one.methods, one.min_count, one.max_bins) == (("fed-ts", "fedcal-plus:accuracy=keep"), 10, 100)
+    assert Policy.from_dict({}) == Policy()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"min_cuont": 3}', "unknown entry 'min_cuont': did you mean 'min_count'?"),
+        ('{"min_count": 0}', "min_count must be a whole number of at least 1, not 0"),
+        ('{"min_count": "5"}', "min_count must be a whole number"),
+        ('{"max_bins": 1e3}', "max_bins must be a whole number"),
+        ('{"max_rounds": true}', "max_rounds must be a whole number"),
+        ('{"max_restarts": -1}', "max_restarts must be a whole number of at least 0"),
+        ('{"allow_pooling": "yes"}', "allow_pooling must be bool, not 'yes'"),
+        ('{"methods": "fed-ts"}', "methods must be a list of names"),
+        ('{"methods": [3]}', "methods must be a list of names"),
+        ('{"methods": ["fed-tz"]}', "unknown method 'fed-tz': did you mean 'fed-ts'?"),
+        ('{"privacy": {"delta": 1e-5}}', "privacy has no epsilon"),
+        ('{"privacy": {"epsilon": 1, "sigma": 2}}', "unknown entry of privacy 'sigma'"),
+        ('{"privacy": 3}', "privacy must be a Privacy, not 3"),
+        ("[]", "holds no table"),
+        ("{", "cannot be read as JSON or TOML"),
+        ("[" * 100_000, "cannot be read as JSON or TOML"),
+        (" " * (LARGEST + 1), "it has more than"),
+    ],
+)
+def test_a_bad_policy_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "policy.json"
+    path.write_text(text)
+    with pytest.raises(FedCalError, match=re.escape(words)) as error:
+        Policy.load(path)
+    assert str(error.value).startswith(f"{path} is no policy: ")
+    with pytest.raises(FedCalError, match=r"nowhere\.json cannot be read: No such file"):
+        Policy.load(tmp_path / "nowhere.json")
+
+
+# --- methods and federations ------------------------------------------------------------------------------------------
+
+
+def test_the_site_says_in_which_methods_it_takes_part() -> None:
+    policy = Policy(methods=("fed-ts", "fedcal-plus:accuracy=keep"))
+    for spec in ("fed-ts", "fed-ts:rounds=7", "fedcal-plus:accuracy=keep"):
+        policy.check_method(get_method(spec))
+    for spec in ("fed-bias", "fedcal-plus", "fedcal-plus:accuracy=keep,informed=false", "val-ts"):
+        with pytest.raises(FedCalError):
+            policy.check_method(get_method(spec))
+    for method in METHODS.values():
+        if method.needs_pooled_data:
+            with pytest.raises(FedCalError, match="--allow-pooling"):
+                Policy().check_method(method)
+        else:
+            Policy().check_method(method)
+
+
+def test_a_client_keeps_to_the_federation_that_it_joined() -> None:
+    """Also after a restart; what differs is said, and a refusal changes nothing."""
+    client = Client("fed-bias", *SAMPLES[0], policy=Policy())
+    client.reply(request_of(Start()))
+    state = client.state_dict()
+    for other, asked, words in (
+        (
+            client,
+            request_of(Start(), 2, "elsewhere"),
+            "joined federation 'federation', and the request is of 'elsewhere'",
+        ),
+        (Client("fed-ts", *SAMPLES[0], policy=Policy()), request_of(Slope(1.0), 2), "joined method 'fed-bias', and"),
+        (Client("fed-bias:ridge=2", *SAMPLES[0], policy=Policy()), request_of(linear(), 2), "is of 'fed-bias:ridge=2'"),
+        (
+            Client("fed-bias", *make_samples([60], 4)[0], policy=Policy()),
+            request_of(linear(k=4), 2),
+            "joined n_classes 3",
+        ),
+    ):
+        other.load_state_dict(state)
+        with pytest.raises(FedCalError, match=re.escape(words)) as error:
+            other.reply(asked)
+        assert "begin with a new state" in str(error.value)
+        assert other.state_dict()["about"] == state["about"]
+    client.reply(request_of(linear(), 2))
+
+
+@pytest.mark.parametrize("change", [{"stage": -1}, {"used": [0.5]}, {"federation": 3}, {"more": 1}, {"begun": True}])
+def test_a_damaged_state_is_one_line(change: dict[str, Any]) -> None:
+    client = Client("fed-bias", *SAMPLES[0], policy=Policy())
+    client.reply(request_of(Start()))
+    state = client.state_dict()
+    assert Talk.from_json(json.loads(json.dumps(state["about"]["talk"]))) == client.talk
+    for talk in ({**state["about"]["talk"], **change}, None):
+        with pytest.raises(FedCalError, match="the client's state is damaged"):
+            client.load_state_dict({**state, "about": {**state["about"], "talk": talk}})
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+
+def converse(spec: str, policy: Policy, drop: bool = False, scale: float = 1.0) -> tuple[Server, dict[str, Client]]:
+    """A whole fit with clients that have a policy; one of them is dropped in the third round."""
+    server = Server(spec, 3)
+    clients = {f"site{i}": Client(server.plan.method, scale * z, y, policy=policy) for i, (z, y) in enumerate(SAMPLES)}
+    while (request := server.request) is not None:
+        replies = {name: client.reply(request) for name, client in clients.items()}
+        if drop and server.ledger.rounds == 2:
+            drop = False
+            del clients["site2"]
+            if server.drop(["site2"]):
+                continue
+            del replies["site2"]
+        server.receive(replies)
+    return server, clients
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "val-ts"])
+def test_honest_federations_do_not_notice_a_policy(spec: str) -> None:
+    """Every method's program keeps to its stages; one client falls away, and the fit begins again."""
+    server, clients = converse(spec, Policy(), drop=True)
+    for client in clients.values():
+        assert client.talk.begun == 1 + bool(server.ledger.restarts) or len(client.method.stages) == 1
+        assert client.talk.replies == server.ledger.rounds
+    assert server.ledger.restarts == (server.plan.method.additive and server.ledger.rounds > 3)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e4])
+def test_logits_of_any_size_are_legal(scale: float) -> None:
+    for spec in ("fed-bias", "fed-beta", "lr-ts", "avg-t"):
+        converse(spec, Policy(), scale=scale)
+
+
+def test_the_same_request_again_costs_nothing() -> None:
+    client = Client("fed-bias", *SAMPLES[0], policy=Policy(max_rounds=1))
+    first, again = (client.reply(request_of(Start())) for _ in range(2))
+    assert all(torch.equal(first.content[name], value) for name, value in again.content.items())
+    assert client.talk.replies == 1
+    with pytest.raises(FedCalError, match="has replied in 1 round: its policy allows no more"):
+        client.reply(request_of(linear(), 2))
+
+
+def test_a_stage_is_past_once_the_next_has_begun() -> None:
+    """A new beginning is one of few; and only what the method's options ask for is replied to."""
+    policy = Policy(max_restarts=1)
+    client = Client("fed-vector", *SAMPLES[0], policy=policy)
+    for round, query in enumerate((Start(), linear("bias"), linear("vector")), start=1):
+        client.reply(request_of(query, round))
+    assert (client.talk.begun, client.talk.stage) == (1, 2)
+    client.reply(request_of(linear("bias", 0.5), 4))  # the fit begins again, without its first request
+    assert (client.talk.begun, client.talk.stage) == (2, 1)
+    before = client.state_dict()["about"]
+    for query in (Start(), linear("matrix"), Several((linear("bias"), Start()))):
+        with pytest.raises(FedCalError, match="where fed-vector does not, or more often than it needs: do not reply"):
+            client.reply(request_of(query, 5))
+    assert client.state_dict()["about"] == before
+
+
+def test_queries_of_one_request_are_counted_one_by_one() -> None:
+    client = Client("fed-bias", *SAMPLES[0], policy=Policy(max_restarts=0))
+    with pytest.raises(FedCalError, match="more often than it needs"):
+        client.reply(request_of(Several((Start(), Start()))))
+    client.reply(request_of(Several((Start(), linear()))))
+    assert client.talk.used == (1, 1)
+    with pytest.raises(FedCalError, match="asks for Histogram, which fed-bias never does"):
+        client.reply(request_of(Histogram(View(linear())), 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", [name for name, method in METHODS.items() if method.additive])
+def test_a_server_never_asks_for_ever(spec: str) -> None:
+    """Whatever the sums are that it is sent: Hessians of −1e10, zeros, noise."""
+    method = get_method(spec)
+    most = sum(stage.most(3) for stage in method.stages)
+    rng = torch.Generator().manual_seed(0)
+    for make in (lambda v: v * 0 - 1e10, torch.zeros_like, lambda v: torch.randn(v.shape, generator=rng).to(v)):
+        server = Server(method, 3, history=False)
+        honest = Client(method, *SAMPLES[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                while (request := server.request) is not None:
+                    reply = honest.reply(request)
+                    kept = {"n", "labels", "folds"}  # so that it goes on from there
+                    content = {k: v if k in kept else make(v) for k, v in reply.content.items()}
+                    server.receive({"a": replace(reply, content=content)}, check=False)
+            except FedCalError:
+                pass  # or it says that these sums lead nowhere
+        assert server.ledger.rounds <= most
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+TEMPERATURES = {name: torch.tensor([20.1]).double() for name in ("temperature", "temperatures")}
+BEYOND: list[tuple[Any, str]] = [
+    (Slope(20.1), "a temperature of 0.0497512"),
+    (Slope(0.0), "a temperature of inf"),
+    (linear("bias", 1e5), "a number of size 1e+05"),
+    (linear("matrix", 9e3), "a matrix map that makes logits larger than 10000"),
+    (linear("bias", k=4), "bias parameters of shape (5,)"),
+    (MatrixBlocks(torch.ones(5).double()), "vector parameters of shape (5,)"),
+    (LinearSums("bias", "full", {i: torch.ones(4).double() for i in range(MOST_MAPS + 1)}), "129 maps at once"),
+    (FitScaler({"temperature": TEMPERATURES["temperature"]}, 0), "a temperature of 20.1"),
+    (FitScaler({"temperatures": TEMPERATURES["temperatures"]}, 0), "a temperature of 20.1"),
+    (FitScaler({"w1": torch.full((2, 2), 2e4)}, 0), "a number of size 2e+04 in '/params/w1'"),
+]
+
+
+@pytest.mark.parametrize(("query", "words"), BEYOND, ids=[words for _, words in BEYOND])
+def test_parameters_that_no_fit_comes_to(query: Any, words: str) -> None:
+    size = logit_size(SAMPLES[0][0])
+    assert size == pytest.approx(float((SAMPLES[0][0] - SAMPLES[0][0].mean(1, keepdim=True)).square().mean().sqrt()))
+    with pytest.raises(FedCalError, match=re.escape(words)) as error:
+        check_bounds(query, size, 3)
+    assert "do not reply to this server" in str(error.value)
+
+
+def test_a_hessian_that_is_too_large_to_be_sent_is_not_computed() -> None:
+    with pytest.raises(FedCalError, match="a Hessian of a matrix map"):
+        check_bounds(linear("matrix", 0.1, k=60), 1.0, 60)
+    check_bounds(linear("matrix", 0.1, k=60, curvature="none"), 1.0, 60)
+
+
+# --- folds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fewest", [5, 12])
+def test_no_fold_holds_fewer_than_the_least_number(fewest: int) -> None:
+    for n in (1, 4, 5, 9, 10, 14, 24, 25, 26, 61, 200):
+        fold = folds(*make_samples([n], 3)[0], fewest)
+        sizes = fold.bincount(minlength=FOLDS)
+        filled = sizes[sizes > 0]
+        assert int(sizes.sum()) == n and int(filled.min()) >= min(fewest, n)
+        assert len(filled) == max(1, min(FOLDS, n // fewest)) and int(filled.max() - filled.min()) <= 1
+
+
+def test_many_small_clients_fill_all_folds() -> None:
+    total = sum(folds(*pair).bincount(minlength=FOLDS) for pair in make_samples([5] * 100, 3))
+    assert isinstance(total, torch.Tensor) and int(total.min()) > 40
+
+
+def test_a_policys_least_number_is_that_of_the_folds_too() -> None:
+    client = Client("fedcal-plus", *SAMPLES[0], policy=Policy(min_count=30))
+    sizes = client.reply(request_of(Start(folds=True))).content["folds"]
+    assert sorted(sizes.tolist()) == [0, 0, 0, 30, 30]

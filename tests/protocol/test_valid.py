@@ -1,0 +1,131 @@
+"""Scalers and states from files: what no fit gives is refused in one line, though its digest fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedcal
+from fedcal import METHODS, FedCalError, Scaler
+from fedcal.base.codec import pack, unpack
+from fedcal.protocol import Client, Server
+from fedcal.protocol.valid import check_client_state, check_params, check_personal
+from tamper import reseal
+
+RNG = np.random.default_rng(0)
+LOGITS = 2 * RNG.normal(size=(200, 3))
+LABELS = (LOGITS / 2 + RNG.gumbel(size=LOGITS.shape)).argmax(1)
+QUICK = {"fedcal": "rounds=1,steps=3", "fed-op": "rounds=3", "lr-ts": "rounds=2"}
+Tensors = dict[str, torch.Tensor]
+
+
+def spec_of(name: str) -> str:
+    quick = QUICK.get(name) or (QUICK["fedcal"] if name.startswith("fedcal-") and name != "fedcal-plus" else "")
+    return f"{name}:{quick}" if quick else name
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_what_every_method_fits_is_valid(name: str, scale: float) -> None:
+    clients = {"a": (scale * LOGITS[:120], LABELS[:120]), "b": (scale * LOGITS[120:], LABELS[120:])}
+    fitted = fedcal.calibrate(clients, spec_of(name), probs=False)
+    check_params(fitted.method, fitted.params, 3)
+    for personal in fitted.personal.values():
+        check_personal(fitted.method, personal, fitted.params, 3)
+
+
+def saved(tmp_path: Path, method: str, edit: Callable[[Tensors, dict[str, Any]], Any]) -> Path:
+    path = tmp_path / "x.safetensors"
+    fedcal.calibrate({"a": (LOGITS, LABELS)}, method).save(path)
+    tensors, about = unpack(path.read_bytes())
+    edit(tensors, about)
+    path.write_bytes(pack(tensors, about))
+    return path
+
+
+T = "global/temperature"
+F64 = torch.float64
+BAD: dict[str, tuple[str, Callable[[Tensors, dict[str, Any]], Any], str]] = {
+    "T = 0": ("avg-t", lambda t, _: t[T].zero_(), "a temperature of 0"),
+    "T < 0": ("fed-ts", lambda t, _: t[T].fill_(-100), "a temperature of -100"),
+    "T = NaN": ("avg-t", lambda t, _: t[T].fill_(np.nan), "'temperature' holds NaN"),
+    "T as a vector": ("avg-t", lambda t, _: t.update({T: torch.ones(3, dtype=F64)}), "has the shape (3,), not ()"),
+    "T as integers": ("avg-t", lambda t, _: t.update({T: torch.ones((), dtype=torch.int64)}), "is torch.int64"),
+    "T gone": ("avg-t", lambda t, _: t.pop(T), "cannot use these tensors"),
+    "another name": ("avg-t", lambda t, _: t.update({"global/x": torch.ones(1)}), "avg-t has no 'x'"),
+    "a tensor elsewhere": ("avg-t", lambda t, _: t.update(x=torch.ones(1)), "its clients are not those of its tensors"),
+    "a personal part of nobody": ("avg-t", lambda _, a: a.update(clients=[]), "its clients are not those"),
+    "a client twice": ("avg-t", lambda _, a: a.update(clients=["a", "a"]), "its clients are not those"),
+    "clients a text": ("avg-t", lambda _, a: a.update(clients="a"), "clients should be a list, not 'a'"),
+    "clients lists": ("avg-t", lambda _, a: a.update(clients=[["a"]]), "clients[0] should be a text"),
+    "a client that steers": ("avg-t", lambda _, a: a.update(clients=["\x1b[2J"]), "cannot be shown"),
+    "a personal NaN": ("avg-t", lambda t, _: t["personal/a/temperature"].fill_(np.nan), "client a: 'temperature'"),
+    "classes a million million": ("fed-ts", lambda _, a: a.update(n_classes=10**12), "n_classes should lie within"),
+    "classes of other types": ("fed-ts", lambda _, a: a.update(classes=[["a"], "b", "c"]), "classes must be"),
+    "other classes": ("fed-bias", lambda _, a: a.update(n_classes=4), "'bias' has the shape (4,), not (5,)"),
+    "a net of other sizes": ("fedcal-small", lambda _, a: a["options"].update(hidden=4000), "'w1' has the shape"),
+    "a net beyond measure": ("fedcal-small", lambda _, a: a["options"].update(hidden=10**8), "hidden must be at most"),
+    "a map that falls": ("fed-hist", lambda t, _: t["global/hist"].neg_(), "'hist' holds numbers that no fit gives"),
+    "no distribution": ("fedcal-plus", lambda t, _: t["global/prior"].fill_(1), "'prior' holds numbers"),
+    "a shift of other classes": (
+        "fedcal-plus",
+        lambda t, _: t.update({"personal/a/shift": torch.zeros(2, dtype=F64)}),
+        "client a: fedcal-plus gives a client no shift of that shape",
+    ),
+    "a field more": ("avg-t", lambda _, a: a.update(more=1), "should have no 'more'"),
+    "probs a number": ("avg-t", lambda _, a: a.update(probs=1), "probs should be true or false"),
+}
+
+
+@pytest.mark.parametrize("case", BAD.values(), ids=BAD.keys())
+def test_scalers_that_no_fit_gives(case: tuple[str, Any, str], tmp_path: Path) -> None:
+    method, edit, words = case
+    if method.startswith("fedcal-small"):
+        method = spec_of("fedcal-small")
+    path = saved(tmp_path, method, edit)
+    with pytest.raises(FedCalError) as error:
+        Scaler.load(path)
+    assert words in str(error.value) and str(path) in str(error.value) and str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 10_000 + "]" * 10_000, "9" * 5_000, "Infinity", "NaN", "1e999", '{"a":' * 10_000]
+)
+def test_metadata_that_a_parser_trips_over(text: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, "avg-t", lambda *_: None)
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    outer = json.loads(data[8 : 8 + size])
+    outer["__metadata__"]["fedcal"] = outer["__metadata__"]["fedcal"].replace('"n_classes": 3', f'"n_classes": {text}')
+    header = json.dumps(outer, separators=(",", ":")).encode()
+    path.write_bytes(reseal(len(header).to_bytes(8, "little") + header + data[8 + size :]))
+    with pytest.raises(FedCalError, match=r"x.safetensors is damaged") as error:
+        Scaler.load(path)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("method", ["fed-bias", "avg-t:rounds=3,average=latest"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_server_state_that_is_not_finite_is_refused(method: str, value: float) -> None:
+    server = Server(method, 3)
+    client = Client(method, LOGITS, LABELS)
+    assert server.request
+    server.receive({"a": client.reply(server.request)})
+    state, kept = server.state_dict(), client.state_dict()
+    Server(method, 3).load_state_dict(state)
+    next(iter(state["tensors"].values())).view(-1)[0] = value
+    with pytest.raises(FedCalError, match="holds NaN or infinity"):
+        Server(method, 3).load_state_dict(state)
+    check_client_state(kept)
+    for name in kept["tensors"]:
+        with pytest.raises(FedCalError, match="holds NaN or infinity"):
+            check_client_state(kept | {"tensors": kept["tensors"] | {name: torch.full((1,), value)}})
+    for key, odd in (("round", "x"), ("round", -1), ("federation", []), ("order", [[], [], []]), ("releases", 1.5)):
+        with pytest.raises(FedCalError, match="the client's state is damaged"):
+            check_client_state(kept | {"about": kept["about"] | {key: odd}})
