@@ -157,10 +157,10 @@ def ridges_of(family: str, k: int) -> tuple[float, ...]:
     """Prior precisions to try, in natural logit units, strong to weak; of a large matrix fewer, since each costs a gradient
     of K² numbers in every round."""
     if family == "matrix" and k > 10:
-        return (1e3, 1e2, 1e1, 1.0) if k <= MATRIX_NEWTON_MAX else (3e3, 1e3, 3e2, 1e2, 3e1)
+        return (1e3, 1e2, 1e1, 1.0) if k <= MATRIX_NEWTON_MAX else (1e4, 2e3, 5e2, 1e2, 2e1)
     return {
         "bias": (1e2, 1e1, 1.0, 0.1),
-        "vector": (1e3, 1e2, 1e1, 1.0, 0.1),
+        "vector": (1e3, 1e2, 1e1, 1.0),
         "matrix": (1e4, 1e3, 1e2, 1e1, 1.0, 0.1),
     }[family]
 
