@@ -8,7 +8,7 @@ from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_ma
 from fedcal.measure.reliability import Reliability
 from fedcal.methods import METHODS
 from fedcal.nets.matching import match
-from fedcal.protocol import Scaler
+from fedcal.protocol import Privacy, Scaler
 from fedcal.simulate.config import Config
 from fedcal.transport.memory import calibrate
 
@@ -25,6 +25,7 @@ __all__ = [
     "FedCalError",
     "FedCalWarning",
     "FederatedCalibrator",
+    "Privacy",
     "Reliability",
     "Scaler",
     "accuracy",

@@ -16,6 +16,7 @@ from fedcal.base.query import Query
 from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
 from fedcal.exact.prepared import ALL
+from fedcal.exact.private import fit_privately
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import FITTING, TOWARDS, fit_linear, start
 from fedcal.methods.method import Additive, option
@@ -24,6 +25,7 @@ from fedcal.methods.method import Additive, option
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
+    private = True
     may_ask = (queries.Start, queries.LinearSums, queries.MatrixBlocks)
 
     name: str = "fed-bias"
@@ -38,6 +40,9 @@ class FedLinear(Additive):
             ridge, tol = (self.ridge, FITTING) if family == self.family else (FedLinear.ridge, TOWARDS)
             base[family] = (yield from fit_linear(family, ridge, {ALL: base}, clients, tol=tol))[ALL]
         return {self.family: base[self.family]}
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        return (yield from fit_privately(n_classes, self.family, clip)).params
 
     def params_from(self, query: Query) -> Params:
         if isinstance(query, queries.LinearSums) and query.family == self.family and ALL in query.at:

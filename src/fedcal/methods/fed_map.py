@@ -14,6 +14,7 @@ from torch import Tensor
 from fedcal.base.logits import Params, keep_order
 from fedcal.exact import maps, queries
 from fedcal.exact.prepared import ALL, FoldMap
+from fedcal.exact.private import fit_confidences, fit_privately
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_beta, fit_linear, histogram, start
 from fedcal.methods.fed_linear import first_stage
@@ -23,6 +24,7 @@ from fedcal.methods.method import Additive, option
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss, gradient and Hessian; a histogram of confidences"
+    private = True
     may_ask = (queries.Start, queries.LinearSums, queries.BetaSums, queries.Histogram)
 
     name: str = "fed-beta"
@@ -43,6 +45,10 @@ class FedMap(Additive):
         else:
             found = {"hist": maps.hist_knots((yield from histogram(view)).sum(0), self.pseudo)}
         return {"temperature": fits[ALL], **found}
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        fit = yield from fit_privately(n_classes, "temperature", clip, also=True)
+        return fit.params | (yield from fit_confidences(fit, self.kind, self.pseudo))
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         u = first_stage(params, logits)

@@ -29,6 +29,7 @@ from fedcal.base.query import Query
 from fedcal.exact import maps, prior_shift, queries
 from fedcal.exact.linear import FAMILIES, centre
 from fedcal.exact.prepared import ALL, FoldMap, Prepared
+from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import SumQuery, apply_confidence_map, client_counts
 from fedcal.exact.solve import Program, Sums, with_share
 from fedcal.exact.stages import (
@@ -57,7 +58,7 @@ class FedCalPlus(Additive):
         queries.Start, queries.LinearSums, queries.MatrixBlocks, queries.Score, queries.Several, queries.Histogram,
         queries.BetaSums, queries.CompareMaps, queries.CountsLikelihood, queries.StrengthWeights,
     )  # fmt: skip
-    per_sample = False  # likelihoods are of whole clients
+    private = True
 
     name: str = "fedcal-plus"
     summary: str = "linear map and confidence map by cross-fitting, from sums"
@@ -97,6 +98,18 @@ class FedCalPlus(Additive):
         after = {} if model_top else found
         local = (yield from fit_prior_shift(fold_map, after, clients.labels)) if shifted else {}
         return {**chosen, **found, **local}
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        keep = self.accuracy == "keep"
+        fit = yield from fit_privately(n_classes, "temperature" if keep and not self.informed else "matrix", clip)
+        chosen = fit.params
+        if keep and fit.family != "temperature" and not fit.fallback:
+            chosen |= {
+                "order": torch.tensor([fit.scale], dtype=torch.float64),
+                "least": torch.zeros((), dtype=torch.float64),
+            }
+        shifted = not keep if self.prior_shift is None else self.prior_shift
+        return chosen | (prior_shift.without_release(fit.labels, fit.noise) if shifted else {})
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         """Reply as every additive method does.

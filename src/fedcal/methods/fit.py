@@ -23,6 +23,7 @@ from fedcal.errors import FedCalError, counted
 from fedcal.methods.robust import Robust, robust_mean
 
 if TYPE_CHECKING:
+    from fedcal.exact.solve import Program
     from fedcal.methods.method import Additive, Averaged
 
 
@@ -131,11 +132,11 @@ class AveragingFit(Fit):
 class ExactFit(Fit):
     """A program that asks for sums until it has the scaler."""
 
-    def __init__(self, method: Additive, n_classes: int, rounds: int) -> None:
+    def __init__(self, method: Additive, program: Program, rounds: int) -> None:
         self.method, self.rounds, self.received = method, rounds, 0
         self.params: Params = {}
         self.history: list[Params] = []  # the sums of every round
-        self._program = method.program(n_classes)
+        self._program = program
         self.query: Query | None = contiguous(next(self._program))
 
     def gather(self, updates: Iterable[tuple[str, Update]]) -> Params:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedcal.base.logits import Params
 from fedcal.base.query import Query
+from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Program
@@ -45,7 +46,7 @@ class Method(ABC):
     leaves: ClassVar[str]  # what leaves a client
     may_ask: ClassVar[tuple[type[Query], ...]]  # what its server may ask
     additive: ClassVar[bool] = False  # the server only adds replies up: secure aggregation can do that
-    per_sample: ClassVar[bool] = True  # additive: every reply is a sum over samples; else some are of whole clients
+    private: ClassVar[bool] = False  # it has a private program
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
 
     name: str = ""  # in METHODS
@@ -155,8 +156,21 @@ class Additive(Method):
     def program(self, n_classes: int) -> Program:
         """Run the server's half."""
 
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        """Run the server's half under differential privacy: its queries are private ones, with shares of a budget.
+
+        Args:
+            n_classes: K of the logits.
+            clip: the norm to which logits are shortened; None: found from the samples.
+        """
+        raise FedCalError(f"{self.name} has no private form: choose fedcal-plus or fed-bias")
+
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        return ExactFit(self, n_classes, rounds)
+        return ExactFit(self, self.program(n_classes), rounds)
+
+    def begin_private(self, n_classes: int, rounds: int, clip: float | None) -> Fit:
+        """Start the server's half under differential privacy."""
+        return ExactFit(self, self.private_program(n_classes, clip), rounds)
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, SumQuery)

@@ -17,6 +17,7 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
+from fedcal.exact.private_queries import PRIVATE_QUERIES
 from fedcal.exact.queries import SampleQuery, Several, SumQuery, about_a_share
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
@@ -153,7 +154,8 @@ def check_request(request: Request, method: Method) -> None:
     """
     whole = request.query
     for query in (*whole.queries, whole) if isinstance(whole, Several) else (whole,):
-        if type(query) not in method.may_ask or (isinstance(query, Several) and query is not whole):
+        known = (*method.may_ask, *PRIVATE_QUERIES) if method.private else method.may_ask
+        if type(query) not in known or (isinstance(query, Several) and query is not whole):
             kind = type(query).__name__
             raise FedCalError(
                 f"the server asks for {kind}, which {method.name} never does: do not reply to this server"

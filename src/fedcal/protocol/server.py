@@ -11,8 +11,6 @@ on every reply first; one that must survive lost clients calls `drop`.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,8 +20,10 @@ from fedcal.base.checks import check_whole
 from fedcal.base.logits import Params
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
+from fedcal.exact.private_queries import PrivateQuery
 from fedcal.methods import Method, Update, get_method
 from fedcal.methods.fit import Fit, n_bytes
+from fedcal.methods.method import Additive
 from fedcal.methods.robust import Robust
 from fedcal.protocol.checks import Known, check_reply, example_reply
 from fedcal.protocol.ledger import Ledger, query_bytes
@@ -44,7 +44,7 @@ class Server:
         seed: of whatever is drawn at random.
         rounds: rounds in all; the method's own number if not given.
         classes: the label of each column; empty if labels are the columns' numbers.
-        privacy: central differential privacy of the sums.
+        privacy: differential privacy of an additive method: its private program is run.
         robust: "median" or "trimmed" in place of the mean, for methods that average scalers.
         history: whether to keep what `state_dict` needs.
     """
@@ -84,13 +84,16 @@ class Server:
 
     @one_thread()
     def _begin(self) -> None:
-        self.fit: Fit = self.plan.method.begin(self.plan.n_classes, self.rounds, self.plan.seed)
+        method, k = self.plan.method, self.plan.n_classes
+        self.fit: Fit = method.begin(k, self.rounds, self.plan.seed)
+        if self.privacy and isinstance(method, Additive):
+            self.fit = method.begin_private(k, self.rounds, self.privacy.clip)
         self.fit.robust, self.fit.keeps_history = self.robust, self.history
         self.known: dict[str, Known] = {}  # what clients have declared since the fit began
         self._checked: dict[
             str, Known
         ] = {}  # what clients have declared in replies that were checked, not yet received
-        self.private: dict[str, dict[str, Any]] = {}  # what clients with local privacy say of it
+        self.private: dict[str, dict[str, Any]] = {}  # what clients with a privacy budget of their own say of it
         self._request: Request | None = None
         self._example: Params | None = None
 
@@ -103,8 +106,7 @@ class Server:
         if query is None:
             return None
         if self._request is None:
-            clipping = self.privacy.clipping() if self.privacy else None
-            self._request = Request(self.plan.federation, self.ledger.rounds + 1, query, clipping)
+            self._request = Request(self.plan.federation, self.ledger.rounds + 1, query, self.privacy)
         return self._request
 
     @property
@@ -147,14 +149,14 @@ class Server:
         seen = self._round
         if not seen.names and self.plan.method.additive:
             raise FedCalError("no samples: every client is empty; at least one needs some")
-        if self.privacy:
-            gathered = self.privacy.noised(gathered)
+        if self.privacy and isinstance(request.query, PrivateQuery):
+            gathered = self.privacy.at_server(request.query, gathered, seen.clients)
+            self.ledger.spent += self.privacy.cost(request.query)
         self.ledger.close_round(list(seen.names), seen.clients, seen.largest, query_bytes(request.query))
         self.ledger.notes.update(seen.notes)
         self._request = self._example = None
         self._checked = {}
         self.fit.advance(gathered)
-        self._keep_to_budget()
 
     def _updates(self, pairs: Iterable[tuple[str, Reply]], check: bool) -> Iterator[tuple[str, Update]]:
         """The replies that say something, one by one; what they tell of their clients is noted."""
@@ -170,15 +172,6 @@ class Server:
             if reply.content:
                 self._round.add(name, reply)
                 yield name, Update(reply.content, reply.n)
-
-    def _keep_to_budget(self) -> None:
-        """End the fit where the privacy budget is used up."""
-        over = self.privacy is not None and self.ledger.releases >= self.privacy.rounds
-        # Of those that took part, the usual one: a few clients' words must not end everybody's fit.
-        left = [self.private[name]["left"] if name in self.private else math.inf for name in self.ledger.took_part]
-        over |= bool(left) and statistics.median(left) <= 0
-        if over and self.fit.query is not None:
-            self.fit.stop()
 
     # --- clients that fall away, and the server itself ---------------------------------------------------------------------
 
@@ -251,7 +244,6 @@ class Server:
             self.ledger = Ledger.from_dict(about["ledger"])
             self.known = {name: Known(*declared) for name, declared in about["known"].items()}
             self.private = dict(about["private"])
-            self._keep_to_budget()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedCalError(f"the state is damaged ({error}): start again") from None
 

@@ -19,6 +19,7 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query, contiguous
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import FoldMap
+from fedcal.exact.private_queries import PRIVATE_QUERIES
 from fedcal.exact.queries import View
 from fedcal.methods import METHODS, method_from_json, method_to_json
 from fedcal.protocol.messages import Plan, Reply, Request
@@ -26,7 +27,7 @@ from fedcal.protocol.privacy import Privacy
 
 SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
-    kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, FoldMap, View)
+    kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, *PRIVATE_QUERIES, FoldMap, View)
 }
 MOST = 10**9  # rounds, classes
 DEEPEST = 8  # levels within a query: ours have four
@@ -99,10 +100,9 @@ def pack_request(plan: Plan, request: Request, clients: Sequence[str] = ()) -> b
     """
     tensors: Params = {}
     query = _flatten(request.query, "", tensors)
-    clipping = asdict(request.clipping) if request.clipping else None
     header = {**plan_to_json(plan), "kind": "request", "round": request.round, "query": query}
     header |= {"clients": list(clients)} if clients else {}
-    return pack(tensors, header | ({"clip": clipping["clip"], "unit": clipping["unit"]} if clipping else {}))
+    return pack(tensors, header | ({"privacy": asdict(request.privacy)} if request.privacy else {}))
 
 
 def unpack_request(data: Any) -> tuple[Plan, Request]:
@@ -119,8 +119,7 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
     query = _rebuild(header.get("query"), tensors, 0)
     if not isinstance(query, Query):
         raise FedCalError("the request asks nothing that this fedcal knows: use one version everywhere")
-    clipping = Privacy(float("inf"), clip=header["clip"], unit=header.get("unit", "")) if "clip" in header else None
-    return plan, Request(plan.federation, header["round"], query, clipping)
+    return plan, Request(plan.federation, header["round"], query, _asked_privacy(header))
 
 
 def asked_clients(data: Any) -> list[str]:
@@ -171,11 +170,21 @@ def _numbers(client: str, notes: Any) -> dict[str, float]:
 
 
 def _privacy(client: str, header: Header) -> dict[str, Any]:
-    """What a client says of its local privacy: (ε, δ) so far, and how many replies it has left."""
+    """What a client says of its own privacy: it is reported, and nothing is computed from it."""
     told = header.get("privacy", {})
-    if not isinstance(told, dict) or (told and (type(told.get("left")) is not int or abs(told["left"]) > 10**9)):
-        raise FedCalError(f"{client} does not say how many private replies it has left")
+    if not isinstance(told, dict) or not all(type(value) in (str, int, float, type(None)) for value in told.values()):
+        raise FedCalError(f"{client} does not say what its privacy has cost")
     return told
+
+
+def _asked_privacy(header: Header) -> Privacy | None:
+    """The privacy that a request asks clients to keep to."""
+    if (asked := header.get("privacy")) is None:
+        return None
+    names = {entry.name for entry in fields(Privacy)}
+    if not isinstance(asked, dict) or set(asked) != names:
+        raise FedCalError("the request's privacy cannot be read: use one version of fedcal everywhere")
+    return Privacy(**asked)
 
 
 # --- queries -------------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def calibration_mod(
 
     Args:
         logits: the app's function of (arrays, context, split).
-        privacy: clips and noises what leaves this node, whatever the server asks (local differential privacy).
+        privacy: what leaves this node keeps to it, whatever the server asks; it counts its budget itself.
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
 

@@ -47,7 +47,8 @@ class CalibratedStrategy(Strategy):
         classes: the label of each column, if labels are not the columns' numbers.
         seed: of whatever is drawn at random.
         robust: "median" or "trimmed" in place of the mean, for methods whose nodes send scalers.
-        privacy: central differential privacy of an additive method's sums.
+        privacy: differential privacy of an additive method. With `where="local"` or `"distributed"` nodes add the noise; one
+            that has a privacy of its own (`calibration_mod`) keeps to that.
         timeout: seconds that nodes have for a calibration round.
         nodes: how many nodes to wait for before the first round.
         patience: seconds to wait for nodes; then a round goes on without them, or is left out.
@@ -259,8 +260,8 @@ class CalibratedStrategy(Strategy):
             "rounds": self.nodes.rounds,
             "bytes_up": ledger.total_up,
             "bytes_down": ledger.total_down,
-            "privacy": privacy.report("central", ledger.releases) if privacy else None,
-            "local_privacy": self.server.private,
+            "privacy": privacy.report(ledger.spent) if privacy else None,
+            "node_privacy": self.server.private,
             "metrics": self.metrics(),
         }
 
