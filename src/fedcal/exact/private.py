@@ -54,6 +54,7 @@ RIDGE = 0.1  # on biases
 FULL_UP_TO = 30  # classes up to which a Hessian by the bias is released whole; beyond, its diagonal
 ROOM = 0.4  # a matrix is tried where it has at most this times as many numbers as samples per unit of noise
 DAMPING = 2.0  # the factors' product can be too small by about this
+MARGIN = 2.0  # standard deviations of noise that a gain must exceed
 FLOOR = 1.0  # how far curvature is raised, in units of what noise can feign
 
 
@@ -101,7 +102,7 @@ def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bo
     total = yield Gains(k, GAINS, tuple({name: t} for name, t in steps))
     gains, error = total[VALUES].cumsum(0), float(total["noise"])
     chosen = int(gains.argmax())
-    if float(gains[chosen]) <= error * math.sqrt(1 + chosen):
+    if float(gains[chosen]) <= MARGIN * error * math.sqrt(1 + chosen):
         return _identity(k, family, labels, noise)
     name, t = steps[chosen]
     return PrivateFit(family, _widened(name, t, family, k), labels, noise, float(steps[0][1][0]), False)
@@ -239,8 +240,8 @@ def _widened(name: Family, t: Tensor, family: Family, k: int) -> Tensor:
 
 def _identity(k: int, family: Family, labels: Tensor, noise: float) -> PrivateFit:
     warnings.warn(
-        "privacy: no map gains more than the noise can feign, so that probabilities stay as they are: give a larger ε, or more "
-        "samples",
+        "privacy: no map gains more than the noise can feign, so that probabilities stay as they are: "
+        "give a larger ε, or more samples",
         FedCalWarning,
         stacklevel=2,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch
@@ -202,7 +203,7 @@ class Gains(PrivateQuery):
         for one in self.maps:
             ((family, t),) = one.items()
             losses.append(_losses(apply_linear(family, bounded(t), z), y))
-        gains = torch.stack([before - after for before, after in zip(losses, losses[1:], strict=False)])
+        gains = torch.stack([before - after for before, after in pairwise(losses)])
         return gains.nan_to_num(nan=0.0).clamp(-self.most, self.most) @ weight
 
 
@@ -228,7 +229,51 @@ class Confidences(PrivateQuery):
         return torch.cat([torch.bincount(bins, row, len(ODDS) + 1) for row in rows])
 
 
-PRIVATE_QUERIES: tuple[type[PrivateQuery], ...] = (Scales, ScaleSums, MatrixSums, Gains, Confidences)
+@dataclass(frozen=True)
+class Measure(PrivateQuery):
+    """What measures several views of the same samples: for each, cut-off losses and a reliability table.
+
+    The samples' logits are those of all views side by side, (N, views · K). For each view: NLL and Brier score, divided by
+    the most that they count, how often the label is in the top three, then by confidence bin how many samples there are, how
+    many of them are right, and their summed confidence.
+    """
+
+    measures: ClassVar[bool] = True
+    most: ClassVar[float] = 10.0  # nats of one sample that count
+
+    views: int
+    bins: int
+
+    @property
+    def bound(self) -> float:
+        return math.sqrt(6 * self.views)
+
+    @property
+    def size(self) -> int:
+        return self.views * (3 + 3 * self.bins)
+
+    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return torch.cat([self._of_view(u, y, weight) for u in z.view(len(y), self.views, self.k).unbind(1)])
+
+    def _of_view(self, u: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        p = u.softmax(1).nan_to_num(nan=0.0)
+        top, label = p.max(1)
+        losses = _losses(u, y).nan_to_num(nan=self.most).clamp(0, self.most) / self.most
+        brier = residual(p, y).square().sum(1) / 2
+        third = ((u > u.gather(1, y[:, None])).sum(1) < 3).double()
+        bins = torch.bucketize(top.contiguous(), torch.linspace(0, 1, self.bins + 1, dtype=torch.float64)[1:-1])
+        rows = weight, weight * (label == y), weight * top
+        table = [torch.bincount(bins, row, self.bins) for row in rows]
+        return torch.cat([torch.stack([weight @ losses, weight @ brier, weight @ third]), *table])
+
+    def read(self, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each view the summed NLL, Brier score and top three, and the table (3, bins), from a reply's total."""
+        rows = values.view(self.views, -1)
+        units = torch.tensor([self.most, 2.0, 1.0], dtype=torch.float64)
+        return [(row[:3] * units, row[3:].view(3, self.bins)) for row in rows]
+
+
+PRIVATE_QUERIES: tuple[type[PrivateQuery], ...] = (Scales, ScaleSums, MatrixSums, Gains, Confidences, Measure)
 
 
 # --- pieces --------------------------------------------------------------------------------------------------------------

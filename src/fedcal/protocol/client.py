@@ -24,7 +24,6 @@ from fedcal.protocol.messages import Reply, Request
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 
-
 ROUNDING = 1e-9  # of shares of a budget that are added up
 
 

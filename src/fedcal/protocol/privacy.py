@@ -137,8 +137,8 @@ class Privacy:
         """The variance of what one client adds.
 
         A sum of m discrete Gaussians of variance v is closer to one of variance m v than 10 Σ exp(−2π² v k / (k + 1)), k from
-        1 to m − 1, in max-divergence (Kairouz, Liu, Steinke 2021, on sums of discrete Gaussians). With v ≥ LEAST that is below
-        m · 10⁻⁶⁷: its part in ε vanishes in float64.
+        1 to m − 1, in max-divergence (Kairouz, Liu, Steinke 2021, on sums of discrete Gaussians). With v ≥ LEAST that is
+        below m · 10⁻⁶⁷: its part in ε vanishes in float64.
         """
         if self.where == "central":
             return 0

@@ -102,7 +102,7 @@ def pack_request(plan: Plan, request: Request, clients: Sequence[str] = ()) -> b
     query = _flatten(request.query, "", tensors)
     header = {**plan_to_json(plan), "kind": "request", "round": request.round, "query": query}
     header |= {"clients": list(clients)} if clients else {}
-    return pack(tensors, header | ({"privacy": asdict(request.privacy)} if request.privacy else {}))
+    return pack(tensors, header | privacy_to_json(request.privacy))
 
 
 def unpack_request(data: Any) -> tuple[Plan, Request]:
@@ -119,7 +119,7 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
     query = _rebuild(header.get("query"), tensors, 0)
     if not isinstance(query, Query):
         raise FedCalError("the request asks nothing that this fedcal knows: use one version everywhere")
-    return plan, Request(plan.federation, header["round"], query, _asked_privacy(header))
+    return plan, Request(plan.federation, header["round"], query, privacy_from_json(header))
 
 
 def asked_clients(data: Any) -> list[str]:
@@ -177,8 +177,17 @@ def _privacy(client: str, header: Header) -> dict[str, Any]:
     return told
 
 
-def _asked_privacy(header: Header) -> Privacy | None:
-    """The privacy that a request asks clients to keep to."""
+def privacy_to_json(privacy: Privacy | None) -> Header:
+    """Return the privacy that clients are asked to keep to, as JSON values."""
+    return {"privacy": asdict(privacy)} if privacy else {}
+
+
+def privacy_from_json(header: Header) -> Privacy | None:
+    """Read the privacy that clients are asked to keep to.
+
+    Raises:
+        FedCalError: where it cannot be read.
+    """
     if (asked := header.get("privacy")) is None:
         return None
     names = {entry.name for entry in fields(Privacy)}

@@ -27,12 +27,14 @@ from fedcal.base.threads import one_thread
 from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
+from fedcal.exact.private_queries import Measure
 from fedcal.measure.views import Measured
 from fedcal.protocol import Client, Plan, Privacy, Request
 from fedcal.protocol.checks import check_n_classes, check_no_samples_leave
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
 from fedcal.transport.flower.records import (
     DATA,
+    MEASURED,
     MODEL,
     REPLY,
     REQUEST,
@@ -178,7 +180,7 @@ class Node:
         return self._reply(plan, request, self._frozen(plan))
 
     def _reply(self, plan: Plan, request: Request, samples: Samples) -> ConfigRecord:
-        client = self._client(plan, samples)
+        client = self._client(plan, Prepared(lambda: samples))
         data = pack_reply(client.reply(request), self.name)
         self._keep(client)
         return record_of(data, client=self.name)
@@ -186,8 +188,9 @@ class Node:
     @one_thread()
     def _measure(self) -> ConfigRecord:
         """Make the personal scaler, which stays here, and sums that measure the views."""
-        plan, scaler = unpack_scaler(self.data)
-        client = self._client(plan, self._frozen(plan))
+        plan, scaler, asked = unpack_scaler(self.data)
+        frozen = self._frozen(plan)
+        client = self._client(plan, Prepared(lambda: frozen))
         personal = client.personalize(scaler)
         self._keep(client, personal)
         logits, labels = self.kept["test_logits"], self.kept["test_labels"]
@@ -196,8 +199,19 @@ class Node:
             plan.method.apply(scaler.params, logits),
             plan.method.apply_personal(scaler.params, personal, logits),
         )
+        if privacy := self.privacy or asked:
+            views = Prepared(lambda: (torch.cat(applied, 1), labels))
+            return self._measure_privately(plan, views, privacy, personal)
         measured = Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
         return record_of(pack_measured(self.name, measured), client=self.name)
+
+    def _measure_privately(self, plan: Plan, views: Prepared, privacy: Privacy, personal: Params) -> ConfigRecord:
+        """Measure within the privacy budget, once: the request is the same whatever the scaler is."""
+        query = Measure(plan.n_classes, 1.0, len(VIEWS), int(self.about["bins"]))
+        client = self._client(plan, views)
+        data = pack_reply(client.reply(Request(plan.federation, MEASURED, query, privacy)), self.name)
+        self._keep(client, personal)
+        return record_of(data, client=self.name)
 
     # --- samples -------------------------------------------------------------------------------------------------------
 
@@ -217,9 +231,9 @@ class Node:
 
     # --- what the node keeps -------------------------------------------------------------------------------------------
 
-    def _client(self, plan: Plan, samples: Samples) -> Client:
+    def _client(self, plan: Plan, samples: Prepared) -> Client:
         check_no_samples_leave(plan.method)
-        client = Client.of(plan.method, Prepared(lambda: samples), privacy=self.privacy)
+        client = Client.of(plan.method, samples, privacy=self.privacy)
         client.probs = self.probs
         if "client" in self.kept_of:
             client.load_state_dict({"tensors": unnest("client", self.kept), "about": self.kept_of["client"]})

@@ -11,17 +11,22 @@ from collections.abc import Callable, Container
 from logging import INFO, WARNING
 from typing import Any, TypeVar
 
+import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from fedcal.errors import FedCalError
+from fedcal.exact.private_queries import VALUES, Measure
+from fedcal.exact.queries import sum_of
+from fedcal.measure.noised import noised_tally
 from fedcal.measure.views import Measured, add_up
-from fedcal.protocol import Reply, Server
-from fedcal.protocol.checks import check_bytes, outliers
+from fedcal.protocol import Privacy, Reply, Request, Server
+from fedcal.protocol.checks import check_bytes, check_reply, outliers
 from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower.grid import ask
 from fedcal.transport.flower.records import (
+    MEASURED,
     MODEL,
     REPLY,
     REQUEST,
@@ -38,6 +43,7 @@ from fedcal.transport.flower.records import (
 )
 
 T = TypeVar("T")
+ALL_NODES = "all nodes"  # under privacy no single node's metrics are told
 Cost = dict[str, int]  # bytes of a round over all nodes: up, down, and the model's own
 
 
@@ -194,13 +200,38 @@ class Nodes:
             one ("own").
         """
         self.begin("evaluation", server.ledger.rounds)
-        data, k = pack_scaler(server.plan, server.scaler), server.plan.n_classes
+        data, k = pack_scaler(server.plan, server.scaler, server.privacy), server.plan.n_classes
         records, cost = self._ask(grid, nodes, "measure", data, model, timeout, n_bins)
+        if server.privacy:
+            return self._measured_privately(server, server.privacy, records, cost, n_bins)
         found = self._read(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
         self.end(list(found), cost)
         if not found:
             return Measured({})
         return add_up(found.values()).select({view: view for view in VIEWS}, sorted(self.names[node] for node in found))
+
+    def _measured_privately(
+        self, server: Server, privacy: Privacy, records: dict[int, Records], cost: Cost, n_bins: int
+    ) -> Measured:
+        """What nodes measured within the privacy budget, of all nodes together: no single node's is told."""
+        query = Measure(server.plan.n_classes, 1.0, len(VIEWS), n_bins)
+        request = Request(server.plan.federation, MEASURED, query, privacy)
+
+        def reply_of(name: str, record: Any) -> Reply:
+            _, reply = unpack_reply(data_of(record))
+            like = {VALUES: torch.zeros(query.size, dtype=torch.float64)}
+            check_reply(name, reply, request, server.plan, None, like, True)
+            return reply
+
+        found = self._read(records, reply_of)
+        self.end(list(found), cost)
+        if not found:
+            return Measured({})
+        total = {VALUES: sum_of(reply.content[VALUES] for reply in found.values())}
+        noised = privacy.at_server(query, total, len(found))
+        server.ledger.spent += privacy.cost(query)
+        tallies = [noised_tally(losses, table, query.k) for losses, table in query.read(noised[VALUES])]
+        return Measured({view: {ALL_NODES: tally} for view, tally in zip(VIEWS, tallies, strict=True)})
 
     def _ask(
         self, grid: Grid, nodes: list[int], phase: Phase, data: bytes, model: ArrayRecord, timeout: float, bins: int = 0
