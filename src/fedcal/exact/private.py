@@ -1,4 +1,4 @@
-"""The private fit of a linear map: eight requests, each with a share of the budget.
+"""The private fit of a linear map: nine requests, each with a share of the budget.
 
 1. Label counts, and a histogram of the logits' norms: it says to which norm logits are shortened from here on.
 2. Temperature and bias by Newton's method, from gradients and small Hessians. The first steps need little accuracy and get
@@ -47,15 +47,15 @@ Asks = Generator[PrivateQuery, Totals, "PrivateFit"]
 
 SCALES, GAINS = 0.08, 0.06  # shares of the budget
 MATRIX = 0.3  # of what is left for fits: the matrix family's step
-STEPS, GROWTH = 5, 1.5  # Newton's steps; each has so much more of the budget than the one before
-SHORTENED = 0.2  # of the samples have logits that are shortened
+STEPS, GROWTH = 6, 1.5  # Newton's steps; each has so much more of the budget than the one before
+SHORTENED = 0.25  # of the samples have logits that are shortened
 BEGIN = 1.5  # the root mean square of logits at the start, if they are not smaller anyway
 RIDGE = 0.1  # on biases
 FULL_UP_TO = 30  # classes up to which a Hessian by the bias is released whole; beyond, its diagonal
 ROOM = 0.4  # a matrix is tried where it has at most this times as many numbers as samples per unit of noise
 DAMPING = 2.0  # the factors' product can be too small by about this
 MARGIN = 2.0  # standard deviations of noise that a gain must exceed
-FLOOR = 1.0  # how far curvature is raised, in units of what noise can feign
+FLOOR = 1.5  # how far curvature is raised, in units of what noise can feign
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bo
         k: classes.
         family: the largest family to fit.
         clip: the norm to which logits are shortened; None: found from the samples.
-        also: whether a histogram of confidences comes after it (`fit_confidences`) and needs its share.
+        also: whether histograms of confidences come after it (`fit_confidences`) and need their shares.
     """
     total = yield Scales(k, SCALES, norms=clip is None)
     noise = float(total["noise"])
@@ -92,7 +92,7 @@ def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bo
         return _identity(k, family, labels, noise)
     norm = clip if clip is not None else _norm(total[VALUES][k:], n)
     large = family in ("vector", "matrix") and k * (k + 1) <= ROOM * n / max(noise, 1e-9)
-    left = 1 - SCALES - GAINS * (1 + also)
+    left = 1 - SCALES - GAINS * (1 + 2 * also)
     t = yield from _newton(k, family != "temperature", norm, left * (1 - MATRIX * large))
     steps: list[tuple[Family, Tensor]] = [("bias" if len(t) > 1 else "temperature", _in_logits(t, norm))]
     if large:
@@ -113,35 +113,33 @@ def fit_confidences(
 ) -> Generator[PrivateQuery, Totals, Params]:
     """A map of the top label's confidence under a private temperature, from one noised histogram.
 
-    Where it gains less than the noise can feign, it is the identity.
+    Another histogram, whose noise is its own, judges it: where it gains less than noise can feign, it is the identity.
     """
-    k = len(fit.labels)
-    total = yield Confidences(k, GAINS, float(fit.t[0]))
+    width = float(ODDS[1] - ODDS[0])
+    middle = torch.cat([ODDS - width / 2, ODDS[-1:] + width / 2])
+    none: Params = {"hist": torch.stack([middle, middle])}
+    if kind == "beta":
+        none = {"beta": torch.tensor(maps.IDENTITY, dtype=torch.float64)}
+    if fit.fallback:
+        return none
+    query = Confidences(len(fit.labels), GAINS, float(fit.t[0]))
+    total = yield query
     noise = float(total["noise"])
     count, hits = total[VALUES].view(2, -1)
     count = count.clamp_min(0)
     hits = torch.minimum(hits.clamp_min(0), count)
-    width = float(ODDS[1] - ODDS[0])
-    middle = torch.cat([ODDS - width / 2, ODDS[-1:] + width / 2])
     p = middle.sigmoid()
-    shrunk = torch.stack([count, count * p, hits])
-    knots = maps.hist_knots(shrunk, pseudo + 2 * noise)
-    found: Params = {"hist": knots} if kind == "hist" else {"beta": _beta(count, hits, middle, 1 + noise)}
-    log_p, log_q = p.log(), -torch.log1p(-p)
-    mapped = maps.map_log_odds(found, log_p, log_q)
-
-    def loss(v: Tensor) -> float:
-        return float(
-            hits @ maps.bernoulli(v, torch.ones_like(v)) + (count - hits) @ maps.bernoulli(v, torch.zeros_like(v))
-        )
-
-    if loss(middle) - loss(mapped) > noise * math.sqrt(2 * len(middle)):
-        return found
-    return (
-        {"beta": torch.tensor(maps.IDENTITY, dtype=torch.float64)}
-        if kind == "beta"
-        else {"hist": torch.stack([middle, middle])}
-    )
+    if kind == "beta":
+        found: Params = {"beta": _beta(count, hits, middle, 1 + noise)}
+    else:
+        found = {"hist": maps.hist_knots(torch.stack([count, count * p, hits]), pseudo + 2 * noise)}
+    mapped = maps.map_log_odds(found, p.log(), -torch.log1p(-p))
+    of_hit, of_miss = (maps.bernoulli(middle, side) - maps.bernoulli(mapped, side) for side in (p >= 0, p < 0))
+    total = yield query
+    count, hits = total[VALUES].view(2, -1)
+    gain = float(count @ of_miss + hits @ (of_hit - of_miss))
+    error = float(total["noise"]) * math.hypot(float(of_miss.norm()), float((of_hit - of_miss).norm()))
+    return found if gain > MARGIN * error else none
 
 
 # --- the steps -----------------------------------------------------------------------------------------------------------
