@@ -1,10 +1,10 @@
-"""The private fit of a linear map: nine requests, each with a share of the budget.
+"""The private fit of a linear map: nine or ten requests, each with a share of the budget.
 
 1. Label counts, and a histogram of the logits' norms: it says to which norm logits are shortened from here on.
 2. Temperature and bias by Newton's method, from gradients and small Hessians. The first steps need little accuracy and get
    little of the budget; it starts from a small scale, where the loss is near its quadratic.
-3. One step of the matrix (or vector) family from there. It takes most of what the family gains. Its Hessian has too many
-   numbers to be released: two small factors of it take its place.
+3. One step of the matrix (or vector) family from there, or two if noise is small: the first takes most of what the family
+   gains. Its Hessian has too many numbers to be released: two small factors of it take its place.
 4. How much each of the two maps gains over the one before, which decides which is taken: if neither gains more than the
    noise can feign, the identity.
 
@@ -23,11 +23,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from fedcal.base.logits import Params
 from fedcal.errors import FedCalWarning
 from fedcal.exact import maps
-from fedcal.exact.linear import widen
 from fedcal.exact.private_queries import (
     FEATURE,
     NORMS,
@@ -52,7 +52,7 @@ SHORTENED = 0.25  # of the samples have logits that are shortened
 BEGIN = 1.5  # the root mean square of logits at the start, if they are not smaller anyway
 RIDGE = 0.1  # on biases
 FULL_UP_TO = 30  # classes up to which a Hessian by the bias is released whole; beyond, its diagonal
-ROOM = 0.4  # a matrix is tried where it has at most this times as many numbers as samples per unit of noise
+ROOM, PLENTY = 2.5, 15.0  # samples per unit of noise and parameter: for a matrix, and for a second step of it
 DAMPING = 2.0  # the factors' product can be too small by about this
 MARGIN = 2.0  # standard deviations of noise that a gain must exceed
 FLOOR = 1.5  # how far curvature is raised, in units of what noise can feign
@@ -91,12 +91,17 @@ def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bo
     if n <= 3 * noise * math.sqrt(k):
         return _identity(k, family, labels, noise)
     norm = clip if clip is not None else _norm(total[VALUES][k:], n)
-    large = family in ("vector", "matrix") and k * (k + 1) <= ROOM * n / max(noise, 1e-9)
+    room = n / max(noise, 1e-9)  # samples per unit of noise
+    large = family in ("vector", "matrix") and room >= ROOM * k * (k + 1)
     left = 1 - SCALES - GAINS * (1 + 2 * also)
     t = yield from _newton(k, family != "temperature", norm, left * (1 - MATRIX * large))
     steps: list[tuple[Family, Tensor]] = [("bias" if len(t) > 1 else "temperature", _in_logits(t, norm))]
     if large:
-        w = yield from _step(k, "vector" if family == "vector" else "matrix", t, norm, left * MATRIX)
+        step = "vector" if family == "vector" else "matrix"
+        w = first = _as_matrix("bias", t, k)
+        many = 1 + int(room >= PLENTY * k * (k + 1))
+        for _ in range(many):
+            w = yield from _step(k, step, w, first, norm, left * MATRIX / many)
         w = torch.cat([w[:, :k] * (FEATURE / norm), w[:, k:]], 1)
         steps.append(("matrix", w.flatten()) if family == "matrix" else ("vector", torch.cat([w.diagonal(), w[:, k]])))
     total = yield Gains(k, GAINS, tuple({name: t} for name, t in steps))
@@ -132,9 +137,9 @@ def fit_confidences(
     if kind == "beta":
         found: Params = {"beta": _beta(count, hits, middle, 1 + noise)}
     else:
-        found = {"hist": maps.hist_knots(torch.stack([count, count * p, hits]), pseudo + 2 * noise)}
+        found = {"hist": _knots(count, hits, middle, pseudo + 2 * noise)}
     mapped = maps.map_log_odds(found, p.log(), -torch.log1p(-p))
-    of_hit, of_miss = (maps.bernoulli(middle, side) - maps.bernoulli(mapped, side) for side in (p >= 0, p < 0))
+    of_hit, of_miss = (softplus(sign * middle) - softplus(sign * mapped) for sign in (-1, 1))
     total = yield query
     count, hits = total[VALUES].view(2, -1)
     gain = float(count @ of_miss + hits @ (of_hit - of_miss))
@@ -171,10 +176,9 @@ def _newton(k: int, bias: bool, norm: float, budget: float) -> Generator[Private
 
 
 def _step(
-    k: int, family: Literal["vector", "matrix"], t: Tensor, norm: float, budget: float
+    k: int, family: Literal["vector", "matrix"], w: Tensor, first: Tensor, norm: float, budget: float
 ) -> Generator[PrivateQuery, Totals, Tensor]:
-    """One step of the larger family from temperature and bias: a matrix (K, K + 1), in units of the features."""
-    w = widen("vector", widen("bias", t, k), k).view(k, k + 1)
+    """One step of the larger family, with a ridge towards `first`: matrices (K, K + 1), in units of the features."""
     query = MatrixSums(k, budget, norm, w, family)
     total = yield query
     gradient, classes, inputs = query.read(total[VALUES])
@@ -183,10 +187,12 @@ def _step(
     inputs = _raised(inputs, noise / query.of_inputs)
     weight, ridge = float(classes.trace()), 1 + noise
     if family == "vector":
+        off = w - first
+        gradient = gradient + ridge * torch.cat([off.diagonal(), off[:, k]])
         return w - _vector_step(gradient, DAMPING / weight * classes, inputs, ridge)
     (a, u), (b, v) = torch.linalg.eigh(classes), torch.linalg.eigh(inputs)
     gradient = gradient.view(k, k + 1)
-    gradient = gradient - gradient.mean(0)
+    gradient = gradient - gradient.mean(0) + ridge * (w - first)
     curvature = DAMPING * torch.outer(a, b) / weight + ridge
     return w - u @ ((u.T @ gradient @ v) / curvature) @ v.T
 
@@ -228,12 +234,24 @@ def _in_logits(t: Tensor, norm: float) -> Tensor:
     return torch.cat([t[:1] * (FEATURE / norm), t[1:]])
 
 
+def _as_matrix(family: Family, t: Tensor, k: int) -> Tensor:
+    """The same map as a matrix (K, K + 1)."""
+    if family == "matrix":
+        return t.view(k, k + 1)
+    scales = t[:k] if family == "vector" else t[:1].expand(k)
+    shift = torch.zeros(k, dtype=torch.float64) if family == "temperature" else t[-k:]
+    return torch.cat([torch.diag(scales), shift[:, None]], 1)
+
+
 def _widened(name: Family, t: Tensor, family: Family, k: int) -> Tensor:
     """The same map written as one of a larger family."""
-    order: list[Family] = ["temperature", "bias", "vector", "matrix"]
-    for step in order[order.index(name) : order.index(family)]:
-        t = widen(step, t, k)
-    return t
+    whole = _as_matrix(name, t, k)
+    scales, shift = whole.diagonal(), whole[:, k]
+    return {
+        "temperature": scales[:1],
+        "bias": torch.cat([scales[:1], shift]),
+        "vector": torch.cat([scales, shift]),
+    }.get(family, whole.flatten())
 
 
 def _identity(k: int, family: Family, labels: Tensor, noise: float) -> PrivateFit:
@@ -259,3 +277,11 @@ def _beta(count: Tensor, hits: Tensor, middle: Tensor, ridge: float) -> Tensor:
         hessian = x.T @ ((count * q * (1 - q))[:, None] * x) + ridge * torch.eye(3, dtype=torch.float64)
         t = t + maps.beta_step(hessian, gradient, t)
     return t
+
+
+def _knots(count: Tensor, hits: Tensor, middle: Tensor, pseudo: float) -> Tensor:
+    """The histogram map of binned samples: monotone accuracies, shrunk towards the identity by `pseudo` samples per bin."""
+    weight = (count + pseudo).numpy()
+    after = maps.isotonic(((hits + pseudo * middle.sigmoid()) / (count + pseudo)).numpy(), weight)
+    edge = 0.5 / (float(count.sum()) + 1)
+    return torch.stack([middle, torch.from_numpy(after).clamp(edge, 1 - edge).logit()])

@@ -95,7 +95,7 @@ class Client:
     def _private_reply(self, request: Request, privacy: Privacy) -> Reply:
         """The reply under privacy: the number of samples is not declared, and a client without any replies as well.
 
-        A refused request costs nothing. One that comes again gets the same reply, whose noise is not drawn anew.
+        A refused request costs nothing. One that comes again gets the same reply: its noise is drawn once.
         """
         if self._last is not None and self._last.to == request.digest:
             return self._last

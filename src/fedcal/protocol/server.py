@@ -125,9 +125,8 @@ class Server:
         """
         if (request := self.request) is None:
             raise FedCalError(f"{name} replies, but nothing was asked: the scaler is ready")
-        noisy = self.privacy is not None or bool(reply.privacy)
         known = self.known.get(name)
-        check_reply(name, reply, request, self.plan, known, self.example, noisy)
+        check_reply(name, reply, request, self.plan, known, self.example, self.privacy is not None)
         self._checked[name] = (known or Known()).after(reply)
 
     @one_thread()
