@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,8 @@ from rich.markup import escape
 
 from fedcal.cli.logits import Seed, Spec
 from fedcal.errors import FedCalError
-from fedcal.methods import DEFAULT, get_method
+from fedcal.methods import DEFAULT, Method, get_method
+from fedcal.protocol import Privacy
 
 out = Console()
 
@@ -30,6 +32,11 @@ def federate(
     model: Annotated[str | None, typer.Option(help="(default: as suits the data)")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.")] = None,
     robust: Annotated[str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Differential privacy of each sample: ε (needs fedcal[privacy]).")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Differential privacy: δ.")] = 1e-5,
+    noise: Annotated[str, typer.Option(help="Who adds the noise: central, local or distributed.")] = "central",
     timeout: Annotated[float, typer.Option(help="Seconds that nodes have for a round.")] = 120.0,
     limit: Annotated[float, typer.Option(help="Seconds that the whole run may take.")] = 3600.0,
     seed: Seed = 0,
@@ -56,7 +63,10 @@ def federate(
         raise FedCalError(f"{chosen.name} is nothing that nodes do: choose fed-ts, fedcal-plus or another")
     methods = ("uncal", method)
     config = Config(data=data, rounds=rounds, method=methods, data_dir=data_dir, seed=seed, **settings).resolve()
-    plan = launch.plan(config, out_dir, {"robust": robust, "timeout": timeout}, insecure)
+    options: dict[str, Any] = {"robust": robust, "timeout": timeout}
+    if epsilon is not None:
+        options["privacy"] = privacy_options(epsilon, delta, noise, config.clients or 0, chosen)
+    plan = launch.plan(config, out_dir, options, insecure)
     if dry_run:
         for line in plan.commands():
             print(line)
@@ -72,6 +82,17 @@ def federate(
         _tell(out_dir)
 
 
+def privacy_options(epsilon: float, delta: float, where: Any, nodes: int, method: Method) -> dict[str, Any]:
+    """The settings of a `Privacy` as JSON values, checked, for the strategy's options.
+
+    Raises:
+        FedCalError: one is out of its bounds, or the method has no private form.
+    """
+    privacy = Privacy(epsilon, delta, where=where, nodes=nodes if where == "distributed" else None)
+    privacy.check(method)
+    return asdict(privacy)
+
+
 def _tell(folder: Path) -> None:
     """The outcome in a few lines."""
     from fedcal import report
@@ -79,9 +100,26 @@ def _tell(folder: Path) -> None:
     from fedcal.errors import counted
 
     about = read_json(folder / "federation.json")
-    out.print(report.terminal(report.load(folder).results))
+    if about["privacy"]:
+        _tell_privately(about)
+    else:
+        out.print(report.terminal(report.load(folder).results))
     training, calibration = (counted(about[f"{kind}_rounds"], f"{kind} round") for kind in ("training", "calibration"))
     print(f"{training} and {calibration}; {counted(len(about['measured_by']), 'node')} took part to the end")
     for fault in about["faults"]:
         print(f"round {fault['round']} went on without {fault['name']}: {fault['reason']}")
-    out.print(f"\nReport: [bold]{escape(str(folder / 'report.html'))}[/bold]", soft_wrap=True)
+    if not about["privacy"]:
+        out.print(f"\nReport: [bold]{escape(str(folder / 'report.html'))}[/bold]", soft_wrap=True)
+
+
+def _tell_privately(about: dict[str, Any]) -> None:
+    """What a private run may tell: noised metrics of all nodes together."""
+    spent, metrics = about["privacy"], about["metrics"]
+    print(
+        f"differential privacy, {spent['where']}: ε = {spent['epsilon']:.3g}, δ = {spent['delta']:g} of each {spent['unit']}"
+    )
+    for view, name in (("uncal", "before"), ("global", "after")):
+        found = metrics[view]
+        print(f"{name:6s} NLL {found['nll']:.3f}  ECE {found['ece']:.3f}  accuracy {found['accuracy']:.3f}  (noised)")
+    if spent["fallback"]:
+        print("no map gained more than the noise can feign: probabilities stay as they are")

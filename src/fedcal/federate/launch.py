@@ -31,7 +31,7 @@ from fedcal.data import DATASETS, load
 from fedcal.errors import FedCalError
 from fedcal.federate import app as app_package
 from fedcal.federate.keys import write_certificates, write_node_key
-from fedcal.federate.task import spec_of_run
+from fedcal.federate.task import spec_of_run, strategy_options
 from fedcal.federate.warm import write_commands
 from fedcal.simulate.config import Config
 from fedcal.simulate.runs import FILES
@@ -145,7 +145,7 @@ def plan(config: Config, folder: Path, options: dict[str, Any], insecure: bool =
     config = config.resolve()
     about = DATASETS[config.data]
     CalibratedStrategy(
-        FedAvg(), spec_of_run(config), n_classes=len(about.classes), **options
+        FedAvg(), spec_of_run(config), n_classes=len(about.classes), **strategy_options(options)
     )  # it says what is wrong with the options
     if options.get("timeout", 1) <= 0:
         raise FedCalError(f"timeout must be above 0, not {options['timeout']}")

@@ -260,7 +260,9 @@ class CalibratedStrategy(Strategy):
             "rounds": self.nodes.rounds,
             "bytes_up": ledger.total_up,
             "bytes_down": ledger.total_down,
-            "privacy": privacy.report(ledger.spent) if privacy else None,
+            "privacy": privacy.report(ledger.spent) | {"fallback": "fallback" in self.server.fit.params}
+            if privacy
+            else None,
             "node_privacy": self.server.private,
             "metrics": self.metrics(),
         }
