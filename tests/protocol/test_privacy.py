@@ -244,7 +244,7 @@ def test_privacy_travels_with_the_request():
         (lambda: Privacy(1.0, unit="hospital"), "sample or client"),
         (lambda: Privacy(1.0, where="cloud"), "central or local or distributed"),
         (lambda: Privacy(1.0).check(get_method("fedcal")), "fedcal has no private form"),
-        (lambda: Privacy(1.0).check(get_method("fed-op")), "fed-op has no private form"),
+        (lambda: Privacy(1.0).check(get_method("val-ts")), "val-ts has no private form"),
     ],
 )
 def test_bad_settings(make, words):

@@ -350,7 +350,10 @@ def federate(plan: Plan, timeout: float, resume: bool = False) -> None:
     prepare(plan)
     with federation(plan) as processes:
         code = processes.call("run", plan.run(), timeout)
-    if not (plan.folder / "results.json").exists():
+    done = (
+        "federation.json" if plan.options.get("privacy") else "results.json"
+    )  # private runs have no results by client
+    if not (plan.folder / done).exists():
         why = f"it took more than {timeout:.0f} s" if code == -1 else processes.tail("run")
         raise FedCalError(f"the federation did not finish ({why}): see {plan.flower / 'logs'}; go on with --resume")
 

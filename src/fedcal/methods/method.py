@@ -163,7 +163,7 @@ class Additive(Method):
             n_classes: K of the logits.
             clip: the norm to which logits are shortened; None: found from the samples.
         """
-        raise FedCalError(f"{self.name} has no private form: choose fedcal-plus or fed-bias")
+        raise FedCalError(f"{self.name} has no private form: choose fedcal-plus, fed-bias or another that only adds")
 
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
         return ExactFit(self, self.program(n_classes), rounds)

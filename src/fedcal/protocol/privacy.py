@@ -109,8 +109,7 @@ class Privacy:
         """
         if not method.private:
             raise FedCalError(
-                f"{method.name} has no private form: choose fedcal-plus, fed-ts, fed-bias, fed-vector, fed-matrix, fed-beta "
-                "or fed-hist"
+                f"{method.name} has no private form: choose fedcal-plus, fed-bias or another that only adds"
             )
 
     # --- the mechanism ---------------------------------------------------------------------------------------------------
