@@ -250,3 +250,15 @@ def test_privacy_travels_with_the_request():
 def test_bad_settings(make, words):
     with pytest.raises(FedCalError, match=words):
         make()
+
+
+def test_requests_that_do_not_fit_the_samples_are_refused_and_cost_nothing():
+    client = Client("fed-bias", *samples(), privacy=Privacy(1.0, where="local"))
+    for query in (
+        Scales(10**6, 0.1),
+        Measure(K, 1.0, 3, 15),
+        replace(hessian_query(), t=torch.zeros(2, dtype=torch.float64)),
+    ):
+        with pytest.raises(FedCalError, match="does not fit this client's samples"):
+            client.reply(request(query))
+    assert client.spent == 0

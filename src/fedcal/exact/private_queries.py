@@ -55,7 +55,14 @@ class PrivateQuery(SumQuery):
     def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """The weighted sum of the summands of samples with row-centred logits z (N, K)."""
 
+    @property
+    def width(self) -> int:
+        """How many logits a sample has."""
+        return self.k
+
     def reply(self, samples: Prepared) -> Params:
+        if samples.logits.shape[1] != self.width:
+            raise ValueError(f"asked about {self.width} logits per sample, not {samples.logits.shape[1]}")
         total = torch.zeros(self.size, dtype=torch.float64)
         counts = torch.tensor(samples.counts, dtype=torch.float64)
         rows = max(1, BLOCK // self.k)
@@ -243,6 +250,10 @@ class Measure(PrivateQuery):
 
     views: int
     bins: int
+
+    @property
+    def width(self) -> int:
+        return self.views * self.k
 
     @property
     def bound(self) -> float:
