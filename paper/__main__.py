@@ -65,7 +65,7 @@ def measure(
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point."""
-    start(app, "python -m paper", arguments, when_stopped="stopped; the same command goes on from here")
+    start(app, "python -m paper", arguments, kept="the same command goes on from here")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from fedcal.base.store import finite, read_json, write_bytes
+from fedcal.base.codec import parse_json
+from fedcal.base.store import finite, read_bytes, write_bytes
 
 STUDIES = Path(__file__).parent / "results" / "studies"  # what the scripts in paper/studies gave
 
@@ -38,7 +39,7 @@ def write(path: Path, content: dict[str, Any], depth: int = 1) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """Read what `write` wrote; without such a file, nothing is known yet: an empty dictionary."""
-    return read_json(path) if path.exists() else {}
+    return parse_json(read_bytes(path), str(path)) if path.exists() else {}
 
 
 def add(path: Path, name: str, entry: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import struct
 import subprocess
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 
 import fedcal
 from fedcal import Config, FedCalError, Reliability
+from fedcal.base.store import read_json, write_json
 from fedcal.cli.main import main
 from fedcal.data.sources import SOURCES
 from fedcal.nets.mlp import init_mlp
@@ -343,8 +343,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
 
 
 def edit(path: str, **changes: Any) -> None:
-    content = json.loads(Path(path).read_text())
-    Path(path).write_text(json.dumps(content | changes))
+    write_json(Path(path), read_json(Path(path)) | changes)
 
 
 def cut(path: str) -> None:
@@ -430,7 +429,7 @@ COMMANDS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "checkpoint cut short": (
         lambda: cut("half/checkpoint.safetensors"),
         RESUME,
-        "half/checkpoint.safetensors is damaged or no safetensors file",
+        "half/checkpoint.safetensors is damaged or not a file of fedcal's",
     ),
     "checkpoint empty": (lambda: Path("half/checkpoint.safetensors").write_bytes(b""), RESUME, "is damaged"),
     "checkpoint of another run": (
@@ -446,15 +445,19 @@ COMMANDS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "checkpoint not of fedcal": (
         lambda: save_file({"w": torch.zeros(2)}, "half/checkpoint.safetensors"),
         RESUME,
-        "half/checkpoint.safetensors was not written by fedcal",
+        "half/checkpoint.safetensors is damaged or not a file of fedcal's (it has no digest",
     ),
     "report of no folder": (nothing, "report nowhere", "nowhere/results.json: no such file"),
     "report of a file": (nothing, "report file", "file/results.json"),
     "report of half a run": (nothing, "report half", "has the run in half finished?"),
     "results missing": (lambda: Path("done/results.json").unlink(), "report done", "done/results.json: no such file"),
-    "results cut short": (lambda: cut("done/results.json"), "report done", "done/results.json: not valid JSON"),
+    "results cut short": (lambda: cut("done/results.json"), "report done", "done/results.json cannot be read as JSON"),
     "results of another schema": (lambda: edit("done/results.json", schema=1), "report done", "schema 1"),
-    "results without methods": (lambda: edit("done/results.json", methods={}), "report done", "'methods' is missing"),
+    "results without methods": (
+        lambda: edit("done/results.json", methods={}),
+        "report done",
+        "'methods' or 'config' is empty",
+    ),
     "results a list": (lambda: Path("done/results.json").write_text("[]"), "report done", "no 'schema'"),
     "rounds cut short": (lambda: cut("done/rounds.jsonl"), "report done", "done/rounds.jsonl, line"),
     "figure format unknown": (nothing, "report done --figures new --figure-format gif", "'--figure-format'"),

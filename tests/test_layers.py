@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -55,20 +57,16 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
-def imports(tree: ast.AST, at_load: bool) -> list[tuple[str, str]]:
-    """(module, name) of what a module imports from fedcal; with `at_load`, only what is imported when it is loaded."""
+def imports(tree: ast.AST) -> list[tuple[str, str]]:
+    """(module, name) of what a module imports from fedcal, also within functions and for types only."""
     found: list[tuple[str, str]] = []
     for node in ast.iter_child_nodes(tree):
-        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if at_load and (typing_only or inside):
-            continue
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedcal":
             found += [(node.module or "", alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
             found += [(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "fedcal"]
         else:
-            found += imports(node, at_load)
+            found += imports(node)
     return found
 
 
@@ -79,7 +77,7 @@ TREE = modules()
 def test_a_module_imports_only_what_its_package_may_know(module: str) -> None:
     package = module.split(".")[1]
     allowed = KNOWS[package]
-    for source, name in imports(TREE[module], at_load=False):
+    for source, name in imports(TREE[module]):
         target = [*source.split("."), name][1]
         known = target in KNOWS
         if source == "fedcal" and not known:  # a public name
@@ -89,7 +87,7 @@ def test_a_module_imports_only_what_its_package_may_know(module: str) -> None:
 
 @pytest.mark.parametrize("module", sorted(TREE))
 def test_private_names_stay_private(module: str) -> None:
-    taken = [f"{source}.{name}" for source, name in imports(TREE[module], at_load=False) if name.startswith("_")]
+    taken = [f"{source}.{name}" for source, name in imports(TREE[module]) if name.startswith("_")]
     assert [name for name in taken if not name.endswith(".__version__")] == []
 
 
@@ -97,14 +95,31 @@ def test_imports_have_no_cycle() -> None:
     graph = {}
     for module, tree in TREE.items():
         found = set()
-        for source, name in imports(tree, at_load=True):
+        for source, name in imports(tree):
             inner = f"{source}.{name}"
             found.add(inner if inner in TREE else source)
         graph[module] = {name for name in found if name in TREE and name != module}
     list(TopologicalSorter(graph).static_order())
 
 
+def test_tests_mirror_the_tree() -> None:
+    """Every package has a folder of tests; besides, there is one for the paper."""
+    tests = Path(__file__).parent
+    for package in sorted(
+        {name.split(".")[1] for name in TREE} & {path.name for path in ROOT.iterdir() if path.is_dir()}
+    ):
+        assert list((tests / package).glob("test_*.py")), f"no tests of {package}"
+    folders = {str(path.parent.relative_to(tests)) for path in tests.rglob("*/test_*.py")} - {"paper"}
+    assert [folder for folder in sorted(folders) if not (ROOT / folder).is_dir()] == []
+
+
 def test_no_module_has_the_name_of_a_public_function() -> None:
-    public = set(fedcal.__all__)
-    tops = {name.split(".")[1] for name in TREE} - {"__init__", "__main__"}
-    assert tops & public == set()
+    """In no package: `import fedcal.a.b` and `from fedcal.a import b` must not give different things."""
+    for package in {name.rpartition(".")[0] for name in TREE}:
+        try:
+            public = vars(importlib.import_module(package)).get("__all__", [])
+        except fedcal.FedCalError:  # Flower is not installed
+            continue
+        modules = {name.rpartition(".")[2] for name in TREE if name.rpartition(".")[0] == package}
+        shared = [name for name in public if name in modules]
+        assert [n for n in shared if not inspect.ismodule(getattr(sys.modules[package], n))] == [], package

@@ -1,21 +1,21 @@
 """FedCal: calibrated confidence for federated models, globally and at every client."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fedcal.base.lazy import lazily
 from fedcal.errors import FedCalError, FedCalWarning
-from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_mass_ece, mce, nll, top_k
-from fedcal.measure.reliability import Reliability
-from fedcal.methods import METHODS
-from fedcal.nets.matching import match
-from fedcal.protocol import Privacy, Scaler
-from fedcal.simulate.config import Config
-from fedcal.transport.memory import calibrate
 
 if TYPE_CHECKING:
+    from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_mass_ece, mce, nll, top_k
+    from fedcal.measure.reliability import Reliability
+    from fedcal.methods import METHODS
+    from fedcal.nets.matching import match
+    from fedcal.protocol import Privacy, Scaler
     from fedcal.serve.estimator import FederatedCalibrator
     from fedcal.serve.model import CalibratedModel, export_onnx
+    from fedcal.simulate.config import Config
     from fedcal.simulate.runs import run
+    from fedcal.transport.memory import calibrate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,19 +42,21 @@ __all__ = [
     "top_k",
 ]
 
-_LATER = {  # loaded when asked for: scikit-learn takes its time
-    "CalibratedModel": "fedcal.serve.model",
-    "FederatedCalibrator": "fedcal.serve.estimator",
-    "export_onnx": "fedcal.serve.model",
-    "run": "fedcal.simulate.runs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'fedcal' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+_METRICS = ("accuracy", "brier", "classwise_ece", "ece", "equal_mass_ece", "mce", "nll", "top_k")
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        **dict.fromkeys(_METRICS, "fedcal.measure.metrics"),
+        "CalibratedModel": "fedcal.serve.model",
+        "Config": "fedcal.simulate.config",
+        "FederatedCalibrator": "fedcal.serve.estimator",
+        "METHODS": "fedcal.methods",
+        "Privacy": "fedcal.protocol",
+        "Reliability": "fedcal.measure.reliability",
+        "Scaler": "fedcal.protocol",
+        "calibrate": "fedcal.transport.memory",
+        "export_onnx": "fedcal.serve.model",
+        "match": "fedcal.nets.matching",
+        "run": "fedcal.simulate.runs",
+    },
+)

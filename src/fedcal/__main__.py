@@ -1,6 +1,6 @@
 """`python -m fedcal`."""
 
-from fedcal.cli.main import main
+from fedcal.cli.entry import main
 
 if __name__ == "__main__":
     main()

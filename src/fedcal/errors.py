@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
+
+UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode's kinds of characters that steer a terminal, or are none
 
 
 class FedCalError(ValueError):
     """Bad input or a bad state of files: one line that says what is wrong, where, and what to do."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))  # a path, or another library's words, may hold a newline
+        # A path, a column's name or another library's words may hold a newline, or codes that steer a terminal.
+        super().__init__(printable(" ".join(message.splitlines())))
 
 
 class FedCalWarning(UserWarning):
@@ -28,3 +32,10 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:
 def counted(count: int, noun: str) -> str:
     """1 round, 2 rounds."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def printable(text: str) -> str:
+    """The text with characters that steer a terminal written as escapes: a file's or a client's name may hold some."""
+    if text.isprintable():
+        return text
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) in UNSEEN else c for c in text)

@@ -37,6 +37,10 @@ def tar_bytes(members: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def md5(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
@@ -56,14 +60,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
         data = idx_bytes(array)
         file = File(f"{name}-idx{array.ndim}-ubyte.gz", array.shape, md5(data))
         served[file.name] = gzip.compress(data, mtime=0)
-        mnist.append(Download(f"http://official.invalid/{file.name}", md5(served[file.name]), (file,)))
+        mnist.append(Download(f"http://official.invalid/{file.name}", sha256(served[file.name]), (file,)))
     monkeypatch.setitem(SOURCES, "mnist", Source("mnist", tuple(mnist)))
 
     svhn = []
     for name, n in (("train_32x32.mat", 6), ("test_32x32.mat", 2)):
         served[name] = mat_bytes(images[:n], np.where(labels[:n] == 0, 10, labels[:n]))
         file = File(name, (n, 3073), counts=(1,) * n + (0,) * (10 - n))
-        svhn.append(Download(f"http://official.invalid/{name}", md5(served[name]), (file,)))
+        svhn.append(Download(f"http://official.invalid/{name}", sha256(served[name]), (file,)))
     monkeypatch.setitem(SOURCES, "svhn", Source("svhn", tuple(svhn)))
 
     records = np.concatenate([labels[:, None] // 5, labels[:, None], images.reshape(6, -1)], axis=1)
@@ -71,7 +75,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     archive = tar_bytes({f"cifar-100-binary/{name}": data for name, data in inner.items()})
     served["cifar-100-binary.tar.gz"] = archive
     found = tuple(File(name, (len(data) // 3074, 3074), md5(data)) for name, data in inner.items())
-    download = Download("http://official.invalid/cifar-100-binary.tar.gz", md5(archive), found)
+    download = Download("http://official.invalid/cifar-100-binary.tar.gz", sha256(archive), found)
     monkeypatch.setitem(SOURCES, "cifar100", Source("cifar-100-binary", (download,)))
     return served
 

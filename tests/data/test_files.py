@@ -155,7 +155,7 @@ def test_fetch_replaces_only_what_is_damaged(server, mnist_dir):
 
 def test_a_wrong_checksum_leaves_no_file(server, tmp_path):
     server.served["train-images-idx3-ubyte.gz"] += b"!"
-    with pytest.raises(FedCalError, match="do not have md5") as error:
+    with pytest.raises(FedCalError, match="do not have SHA-256") as error:
         files.fetch("mnist", tmp_path, server.url, progress=False)
     assert server.url in one_line(error)
     assert on_disk(tmp_path) == []

@@ -16,7 +16,7 @@ def test_every_dataset_has_a_source_and_only_the_embedded_have_no_files():
 def test_the_table_is_complete():
     for source in SOURCES.values():
         for download in source.downloads:
-            assert re.fullmatch("[0-9a-f]{32}", download.md5)
+            assert re.fullmatch("[0-9a-f]{64}", download.sha256) and download.url.startswith("https://")
             for file in download.files:
                 assert bool(file.md5) != bool(file.counts), "content is checked one way or the other"
                 assert not file.md5 or re.fullmatch("[0-9a-f]{32}", file.md5)

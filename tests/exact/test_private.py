@@ -174,3 +174,15 @@ def test_a_private_fit_keeps_most_of_the_gain(where):
 def test_falling_back_is_said():
     with pytest.warns(FedCalWarning, match="probabilities stay as they are"):
         fedcal.calibrate(samples(40, 3, 0), privacy=Privacy(0.1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_private_scalers_are_saved_and_loaded(method, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FedCalWarning)
+        for epsilon in (0.01, 20.0):
+            scaler = fedcal.calibrate(samples(800, 4, 2), method, privacy=Privacy(epsilon))
+            scaler.save(tmp_path / "scaler.safetensors")
+            back = fedcal.Scaler.load(tmp_path / "scaler.safetensors")
+            assert back.params.keys() == scaler.params.keys()
+            assert all(torch.equal(back.params[name], value) for name, value in scaler.params.items())

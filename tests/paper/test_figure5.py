@@ -1,9 +1,10 @@
 """Figure 5 in its quick form, and the properties that its curves rest on."""
 
+import json
+
 import numpy as np
 import torch
 
-from fedcal.base.store import read_json
 from fedcal.nets.matching import match, permute
 from fedcal.nets.mlp import init_mlp, order_preserving
 from paper import figure5
@@ -35,7 +36,7 @@ def test_the_ends_of_a_curve_are_the_clients_own_scalers_and_matching_leaves_the
 def test_quick_run_writes_its_files_and_resumes(tmp_path, pictures):
     said = []
     figure5.run(tmp_path, [0], True, said.append)
-    about = read_json(tmp_path / "figure5.json")
+    about = json.loads((tmp_path / "figure5.json").read_text())
     assert about["seeds"] == [0] and len(about["data"]["0"]["curves"]) == 8
     for curve in about["data"]["0"]["curves"]:
         assert 0 <= curve["permuted_share"] <= 1

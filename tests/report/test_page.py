@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import json
 import re
 from html.parser import HTMLParser
 
 import pytest
 
+from fedcal.base.store import write_json
 from fedcal.report import save_all, write
 from fedcal.report.page import render
 from fedcal.report.results import Run
@@ -41,7 +41,7 @@ def odd_run(run_dir, heart):
     heart["methods"]["<b>&"] = heart["methods"].pop("ens")
     del heart["methods"]["fed-ts"]
     heart["config"]["data"] = "<script>"
-    (run_dir / "results.json").write_text(json.dumps(heart))
+    write_json(run_dir / "results.json", heart)
     (run_dir / "rounds.jsonl").write_text("")
     return run_dir
 

@@ -6,9 +6,13 @@ import json
 
 import pytest
 
+from fedcal.base.codec import seal
+from fedcal.base.store import read_json, write_json
 from fedcal.errors import FedCalError
 from fedcal.report import load
 from fedcal.report.results import compare
+
+ROUND = {"loss": 1.0, "accuracy": 0.5, "ece": None}
 
 
 def test_the_references_come_first(run_dir, digits):
@@ -18,7 +22,11 @@ def test_the_references_come_first(run_dir, digits):
 
 def _change(run, **fields):
     path = run / "results.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    write_json(path, read_json(path) | fields)
+
+
+def _change_round(run, *lines):
+    (run / "rounds.jsonl").write_text("".join(f"{json.dumps(seal(line))}\n" for line in lines))
 
 
 @pytest.mark.parametrize(
@@ -26,18 +34,25 @@ def _change(run, **fields):
     [
         (lambda run: (run / "results.json").unlink(), "results.json: no such file"),
         (lambda run: (run / "rounds.jsonl").unlink(), "rounds.jsonl: no such file"),
-        (lambda run: (run / "results.json").write_text('{"schema": 1, "met'), "results.json: not valid JSON"),
+        (lambda run: (run / "results.json").write_text('{"schema": 1, "met'), "results.json cannot be read as JSON"),
         (lambda run: (run / "results.json").write_text("[1]"), "not a FedCal result"),
-        (lambda run: (run / "results.json").write_bytes(b"\xff\xfe"), "results.json: cannot be read"),
+        (lambda run: (run / "results.json").write_bytes(b"\xff\xfe"), "results.json cannot be read as JSON"),
         (lambda run: _change(run, schema=7), "results.json: schema 7, this fedcal reads 2: "),
-        (lambda run: _change(run, methods={}), "'methods' is missing or empty"),
-        (lambda run: _change(run, methods={"ens": {"global": {}}}), "methods.ens.global has no"),
+        (lambda run: _change(run, methods={}), "'methods' or 'config' is empty"),
+        (lambda run: _change(run, methods={"ens": {"global": {}}}), "methods.ens has no 'local'"),
+        (lambda run: _change(run, methods=5), "methods should be an object, not 5"),
+        (
+            lambda run: (run / "results.json").write_text((run / "results.json").read_text().replace("0.1", "0.2", 1)),
+            "results.json is damaged, or was changed by hand",
+        ),
         (
             lambda run: (run / "rounds.jsonl").write_text('{"round": 1'),
-            "rounds.jsonl, line 1: not valid JSON",
+            "rounds.jsonl, line 1 cannot be read as JSON",
         ),
-        (lambda run: (run / "rounds.jsonl").write_text('{"round": 1}'), "rounds.jsonl, line 1: no loss"),
-        (lambda run: (run / "rounds.jsonl").write_text("3"), "rounds.jsonl, line 1: not a round"),
+        (lambda run: (run / "rounds.jsonl").write_text('{"round": 1}'), "rounds.jsonl, line 1 is damaged"),
+        (lambda run: _change_round(run, {"round": 1}), "rounds.jsonl, line 1: the content has no 'loss'"),
+        (lambda run: _change_round(run, {"round": 2, **ROUND}), "rounds.jsonl, line 1: it is of round 2"),
+        (lambda run: (run / "rounds.jsonl").write_text("3"), "rounds.jsonl, line 1 should hold a JSON object, not int"),
     ],
 )
 def test_bad_files_are_named_in_one_line(run_dir, spoil, said):

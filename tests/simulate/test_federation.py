@@ -17,7 +17,7 @@ import torch
 import fedcal
 from fedcal import Config, report
 from fedcal.base.seeds import numpy_rng
-from fedcal.base.store import read_tensors
+from fedcal.base.store import read_json, read_tensors
 from fedcal.learn.local import copy_state, train_locally
 from fedcal.methods import METHODS, get_method
 from fedcal.simulate import federation, runs
@@ -52,7 +52,7 @@ def test_the_folder_holds_what_it_should(finished):
         "config.json", "model.safetensors", "report.html", "results.json", "rounds.jsonl", "scalers",
     ]  # fmt: skip
     assert sorted(p.stem for p in (folder / "scalers").iterdir()) == sorted(METHODS)
-    assert json.loads((folder / "results.json").read_text()) == results
+    assert read_json(folder / "results.json") == results
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert [r["round"] for r in records] == [1, 2, 3, 4] and all(len(r["clients"]) == 3 for r in records)
 
@@ -67,7 +67,7 @@ def test_methods_with_options_are_told_apart(few):
     assert scaler.method == get_method("fedcal-plus", accuracy="keep")
     about = results["methods"]["fedcal:rounds=3"]
     assert (about["method"], about["options"], about["cost"]["rounds"]) == ("fedcal", {"rounds": 3}, 3)
-    assert fedcal.Config.from_dict(json.loads((folder / "config.json").read_text())) == FEW.resolve()
+    assert fedcal.Config.from_dict(read_json(folder / "config.json")) == FEW.resolve()
     shown = report.load(folder).results["methods"]
     assert list(shown) == ["uncal", "lr-ts", "fedcal (rounds=3)", "fedcal-literal", "fedcal-plus (keep)"]
     assert set(shown["uncal"]["global"]["ece_against"]) == set(shown) - {"uncal"}
@@ -139,6 +139,28 @@ def test_latest_words_survive_a_checkpoint(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fedcal.run(config, tmp_path / "run", on_round=on_round)
     assert fedcal.run(config, tmp_path / "run", resume=True) == fedcal.run(config)
+
+
+@pytest.mark.parametrize("options", [{"model": "mlp"}, {"model": "cnn", "engine": "reference"}])
+def test_resumed_with_other_threads_gives_the_same_bytes(tmp_path, options):
+    config = fedcal.Config(
+        data="digits", limit=200, clients=2, rounds=2, epochs=1, method=("fed-ts",), threads=1, **options
+    )
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    before = torch.get_num_threads()
+    try:
+        whole = fedcal.run(config, tmp_path / "whole")
+        with pytest.raises(KeyboardInterrupt):
+            fedcal.run(config, tmp_path / "run", on_round=stop)
+        assert fedcal.run(replace(config, threads=3), tmp_path / "run", resume=True) == whole
+    finally:
+        torch.set_num_threads(before)
+    for name in ("model.safetensors", "scalers/fed-ts.safetensors", "report.html"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 KILLS = 20 if os.environ.get("CI") else 6

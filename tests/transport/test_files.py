@@ -156,7 +156,7 @@ def test_three_sites_and_a_server_are_processes(
         assert Path(f"server/{name}.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
         for site in SITES:
             assert bits(Scaler.load(f"{site}/{name}-scaler.safetensors").personal[site]) == bits(whole.personal[site])
-    kept = {name for name in snapshot(tmp_path / "server") if name.endswith((".npz", ".state.safetensors"))}
+    kept = {name for name in snapshot(tmp_path / "server") if name.endswith(".npz") or ".state/" in name}
     assert not kept, "neither samples nor states come to the server"
 
 
@@ -233,14 +233,19 @@ def change(path: str, edit: Edit) -> Callable[[], None]:
 
 
 def change_stored(path: str, edit: Edit) -> Callable[[], None]:
-    """Tamper with a file that the server or a site keeps."""
+    """Tamper with a file that the server or a site keeps; a folder stands for the one file in it."""
 
     def do() -> None:
-        tensors, about = read_tensors(Path(path))
+        tensors, about = read_tensors(kept_in(path))
         edit(tensors, about)
-        write_tensors(Path(path), tensors, about)
+        write_tensors(kept_in(path), tensors, about)
 
     return do
+
+
+def kept_in(path: str) -> Path:
+    """What a site keeps of the one federation that it takes part in."""
+    return next(Path(path).glob("*.safetensors")) if Path(path).is_dir() else Path(path)
 
 
 def first(tensors: dict[str, Any], value: float) -> None:
@@ -369,29 +374,30 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "unknown name": (lambda: None, f"{REPLY} siteB.npz --name sitB", "unknown site 'sitB': did you mean 'siteB'?"),
     "lost state": (
-        lambda: Path("nets-siteB").unlink(),
+        lambda: shutil.rmtree("nets-siteB"),
         "client reply nets/request-0002.safetensors siteB.npz --state nets-siteB",
         "nets-siteB: what this client kept from its last reply is gone",
     ),
     "state of another site": (
         lambda: None,
-        f"{REPLY} siteB.npz --state siteA.state.safetensors",
-        "siteA.state.safetensors is not the state of siteB: give its own with --state",
+        f"{REPLY} siteB.npz --state siteA.state",
+        ".safetensors is not the state of siteB: give its own with --state",
     ),
     "state of another federation": (
         lambda: None,
-        f"{REPLY} siteB.npz --state other-siteB",
-        "other-siteB is of another federation: give the --state of this one",
+        "client reply nets/request-0002.safetensors siteB.npz --state other-siteB",
+        "other-siteB: what this client kept from its last reply is gone",
     ),
+    "state a file": (lambda: None, f"{REPLY} siteB.npz --state {B2}", f"--state {B2} is a file: give a folder"),
     "state damaged": (
-        change_stored("siteB.state.safetensors", lambda _, a: a.pop("round")),
+        change_stored("siteB.state", lambda _, a: a.pop("round")),
         f"{REPLY} siteB.npz",
         "the client's state is damaged",
     ),
     "state cut short": (
-        lambda: Path("siteB.state.safetensors").write_bytes(b"x"),
+        lambda: kept_in("siteB.state").write_bytes(b"x"),
         f"{REPLY} siteB.npz",
-        "siteB.state.safetensors is damaged",
+        ".safetensors is damaged",
     ),
     "request of the past": (
         lambda: None,
@@ -458,13 +464,13 @@ def test_a_lost_state_is_its_own_exception(place: Path) -> None:
     request, pair = Path("nets/request-0002.safetensors"), make_samples(1)
     with pytest.raises(LostState, match="give --state"):
         files.reply(request, pair, "siteB", Path("gone"))
-    with pytest.raises(LostState, match="of another federation"):
-        files.reply(request, pair, "siteB", Path("siteB.state.safetensors"))
+    with pytest.raises(LostState, match=r"siteB.state: what this client kept"):  # it is of another federation
+        files.reply(request, pair, "siteB", Path("siteB.state"))
 
 
 def test_an_exact_method_needs_no_state(place: Path) -> None:
     before = snapshot(place)
-    Path("siteB.state.safetensors").unlink()
+    shutil.rmtree("siteB.state")
     command(f"{REPLY} siteB.npz")
     assert Path(B2).read_bytes() == before[B2]
 
@@ -473,7 +479,7 @@ def test_an_exact_method_needs_no_state(place: Path) -> None:
 def test_a_round_can_be_replied_to_and_asked_again(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes: a lost reply, a lost request, a server killed before it counted the round."""
     receive = RECEIVE if name == "dir" else NETS
-    state = "siteB.state.safetensors" if name == "dir" else "nets-siteB"
+    state = "siteB.state" if name == "dir" else "nets-siteB"
     before = snapshot(place)
     Path(f"{name}/request-0002.safetensors").unlink()
     command(f"server status {name}")
@@ -562,7 +568,9 @@ def test_a_site_that_took_no_part_can_finish(place: Path, capsys: pytest.Capture
 
 def test_unlabelled_samples_do_not_lose_a_personal_net(place: Path) -> None:
     np.savez("unlabelled.npz", logits=make_samples(1)[0])
-    Server(get_method("fedcal-no-wm:rounds=3,steps=5"), K).scaler.save("net.safetensors")
+    scaler = Server(get_method("fedcal-no-wm:rounds=3,steps=5"), K).scaler
+    scaler.federation = kept_in("nets-siteB").stem
+    scaler.save("net.safetensors")
     for file in ("siteB", "unlabelled"):
         command(
             f"client finish net.safetensors {file}.npz --name siteB --state nets-siteB --out {file}-scaler.safetensors"

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcal.cli.logits import Classes, Kind, Seed, Spec, kind_of, parse_classes
-from fedcal.errors import FedCalError, counted
+from fedcal.base.store import MOST_BYTES, check_outputs
+from fedcal.cli.logits import Classes, Kind, MaxBytes, Seed, Spec, kind_of, parse_classes
+from fedcal.errors import FedCalError, counted, printable
 from fedcal.methods import DEFAULT
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ Name = Annotated[
 State = Annotated[
     Path | None,
     typer.Option(
-        help="What the site keeps between replies; it never leaves. (default: NAME.state.safetensors beside its file)"
+        help="Folder of what the site keeps between replies; it never leaves. (default: NAME.state beside its file)"
     ),
 ]
 
@@ -91,7 +92,8 @@ def server_merge(
     """Put sites' personal parts into one scaler file, where sites agree: such a part tells of their label distribution."""
     from fedcal.transport.files import merge
 
-    print(f"{out_file} holds the global scaler and the personal parts of {', '.join(merge(scaler, parts, out_file))}.")
+    sites = ", ".join(merge(scaler, parts, out_file))
+    print(printable(f"{out_file} holds the global scaler and the personal parts of {sites}."))
 
 
 @client_app.command("reply")
@@ -105,17 +107,19 @@ def client_reply(
     ] = None,
     probs: Kind = None,
     classes: Classes = None,
+    max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
     """Reply to a request of the server's from the site's own samples."""
     from fedcal.data.logit_files import read_site
     from fedcal.transport.files import read_request, reply
 
+    check_outputs({"--state": state, "--out": out_file}, [request, file])
     known = parse_classes(classes) or list(read_request(request)[0].classes) or None
-    name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site)
+    name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site, max_bytes)
     if labels is None:
         raise FedCalError(f"{file}: no labels: add an array `labels`, or a column `label`")
     path = reply(request, (logits, labels), name, _state(state, file, name), out_file, were_probs)
-    print(f"{path} is for the server.")
+    print(printable(f"{path} is for the server."))
 
 
 @client_app.command("finish")
@@ -127,26 +131,30 @@ def client_finish(
     state: State = None,
     probs: Kind = None,
     classes: Classes = None,
+    max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
     """Write the site's scaler: the global one, and its personal part. Also for a site that took no part."""
     from fedcal.data.logit_files import read_site
     from fedcal.protocol import Scaler
     from fedcal.transport.files import finish
 
+    check_outputs({"--state": state, "--out": out_file}, [scaler, file])
     known = parse_classes(classes) or list(Scaler.load(scaler).classes) or None
-    name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site)
+    name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site, max_bytes)
     took_part = finish(scaler, (logits, labels), name, _state(state, file, name), out_file, were_probs)
     without_state = "" if took_part else "; there is no state, as of a site that took no part"
-    print(f"{out_file} is {name}'s scaler{without_state}.")
+    print(printable(f"{out_file} is {name}'s scaler{without_state}."))
 
 
 def _print_next(federation: ServerFolder) -> None:
     request = federation.server.request
     if request is None:
-        print(f"Done after {counted(federation.server.ledger.rounds, 'round')}: {federation.output}")
+        print(printable(f"Done after {counted(federation.server.ledger.rounds, 'round')}: {federation.output}"))
     else:
-        print(f"Round {request.round}: {federation.output} is for {', '.join(federation.sites)}.")
+        print(printable(f"Round {request.round}: {federation.output} is for {', '.join(federation.sites)}."))
 
 
 def _state(given: Path | None, file: Path, name: str) -> Path:
-    return given or file.with_name(f"{name}.state.safetensors")
+    from fedcal.protocol.checks import check_client_name
+
+    return given or file.with_name(f"{check_client_name(name)}.state")

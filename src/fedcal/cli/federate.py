@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedcal.cli.logits import Seed, Spec
+from fedcal.cli.start import when_stopped
 from fedcal.errors import FedCalError
 from fedcal.methods import DEFAULT, Method, get_method
 from fedcal.protocol import Privacy
@@ -41,6 +42,7 @@ def federate(
     limit: Annotated[float, typer.Option(help="Seconds that the whole run may take.")] = 3600.0,
     seed: Seed = 0,
     insecure: Annotated[bool, typer.Option("--insecure", help="Neither TLS nor node keys.")] = False,
+    keep_keys: Annotated[bool, typer.Option("--keep-keys", help="Leave certificates and node keys in --out.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")] = False,
@@ -77,7 +79,8 @@ def federate(
         out.print(
             f"{len(plan.names)} nodes ({escape(names)}); logs in {escape(str(plan.flower / 'logs'))}", soft_wrap=True
         )
-    launch.federate(plan, limit, resume)
+    with when_stopped(f"finished rounds are kept in {out_dir}: go on with the same command and --resume"):
+        launch.federate(plan, limit, resume, keep_keys)
     if not quiet:
         _tell(out_dir)
 
@@ -97,7 +100,7 @@ def _tell(folder: Path) -> None:
     """The outcome in a few lines."""
     from fedcal import report
     from fedcal.base.store import read_json
-    from fedcal.errors import counted
+    from fedcal.errors import counted, printable
 
     about = read_json(folder / "federation.json")
     if about["privacy"]:
@@ -107,7 +110,7 @@ def _tell(folder: Path) -> None:
     training, calibration = (counted(about[f"{kind}_rounds"], f"{kind} round") for kind in ("training", "calibration"))
     print(f"{training} and {calibration}; {counted(len(about['measured_by']), 'node')} took part to the end")
     for fault in about["faults"]:
-        print(f"round {fault['round']} went on without {fault['name']}: {fault['reason']}")
+        print(printable(f"round {fault['round']} went on without {fault['name']}: {fault['reason']}"))
     if not about["privacy"]:
         out.print(f"\nReport: [bold]{escape(str(folder / 'report.html'))}[/bold]", soft_wrap=True)
 

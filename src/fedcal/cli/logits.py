@@ -10,9 +10,11 @@ import torch
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from fedcal.base.lock import locked
+from fedcal.base.store import MOST_BYTES, check_outputs
+from fedcal.cli.start import safe
 from fedcal.errors import FedCalError
 from fedcal.methods import DEFAULT, get_method
 
@@ -43,6 +45,17 @@ Classes = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]
+MaxBytes = Annotated[
+    int,
+    typer.Option(
+        "--max-bytes",
+        envvar="FEDCAL_MAX_BYTES",
+        min=1,
+        help="Refuse a file whose numbers would take more memory. (default: 2 GiB)",
+        show_default=False,
+        show_envvar=False,
+    ),
+]
 
 
 def calibrate(
@@ -52,6 +65,7 @@ def calibrate(
     probs: Kind = None,
     classes: Classes = None,
     seed: Seed = 0,
+    max_bytes: MaxBytes = MOST_BYTES,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
@@ -69,10 +83,12 @@ def calibrate(
     from fedcal.report.sites import table_row
     from fedcal.report.words import difference
 
-    scaler = out_dir / "scaler.safetensors"
+    scaler, summed_up = out_dir / "scaler.safetensors", out_dir / "summary.json"
     if scaler.exists() and not overwrite:
         raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
-    chosen, read = get_method(method), read_sites(files, kind_of(probs), parse_classes(classes))
+    for written in (scaler, summed_up):
+        check_outputs({"--out": written}, files)
+    chosen, read = get_method(method), read_sites(files, kind_of(probs), parse_classes(classes), max_bytes)
     sites = read.samples
     kept, held = calibrate_files.hold_out(sites, seed)
     estimated = None
@@ -83,8 +99,9 @@ def calibrate(
         final = calibrate_files.fit(sites, chosen, seed, on_round)
     final.classes, final.probs = name_columns(read.classes), read.probs or None
     summary = calibrate_files.summary(final, sites, seed, estimated)
-    final.save(scaler)
-    write_json(out_dir / "summary.json", summary)
+    with locked(out_dir, "fedcal calibrate"):
+        final.save(scaler)
+        write_json(summed_up, summary)
     if quiet:
         return
     names = {"before": "before", "global": "global scaler", "own": "each client's own"}
@@ -92,7 +109,7 @@ def calibrate(
         _print_table([table_row(names[view], estimated.pooled(view)) for view in estimated.tallies])
         for view in estimated.tallies:
             about = summary["estimate"][view]
-            out.print(f"worst client, {names[view]}: {escape(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
+            out.print(f"worst client, {names[view]}: {safe(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
             if view != "before":
                 print(f"{names[view]} against before: {difference(estimated.difference(view, 'before'))}")
     print(
@@ -102,7 +119,7 @@ def calibrate(
     )
     if "fallback" in final.params:
         print(f"{chosen.name} fell back on a temperature: too few samples, or a single class.")
-    out.print(f"Scaler: [bold]{escape(str(scaler))}[/bold]", soft_wrap=True)
+    out.print(f"Scaler: [bold]{safe(scaler)}[/bold]", soft_wrap=True)
 
 
 def apply(
@@ -115,6 +132,7 @@ def apply(
     own: Annotated[bool, typer.Option("--own", help="Each row by the personal scaler of its `site`.")] = False,
     probs: Kind = None,
     classes: Classes = None,
+    max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
     """Calibrated probabilities of new samples; predictions are class names where they are known.
 
@@ -125,10 +143,11 @@ def apply(
     from fedcal.protocol import Scaler
 
     check_output(out_file)
+    check_outputs({"--out": out_file}, [scaler, file])
     if own and client is not None:
         raise FedCalError("--own and --client contradict each other: give one of them")
     calibration = Scaler.load(scaler)
-    rows = read_rows(file, kind_of(probs))
+    rows = read_rows(file, kind_of(probs), max_bytes)
     if own and rows.sites is None:
         raise FedCalError(f"{file}: --own needs a column `site`; or say --client NAME for all rows")
     logits, named = rows.logits, parse_classes(classes)
@@ -137,7 +156,7 @@ def apply(
     for site, chosen in rows.by_site("").items() if own else [(client, slice(None))]:
         calibrated[chosen] = calibration.predict_proba(logits[chosen], site, probs=False)
     write_probs(out_file, calibrated, names, rows)
-    out.print(f"{len(logits)} samples: [bold]{escape(str(out_file))}[/bold]", soft_wrap=True)
+    out.print(f"{len(logits)} samples: [bold]{safe(out_file)}[/bold]", soft_wrap=True)
 
 
 def evaluate(
@@ -147,6 +166,7 @@ def evaluate(
     report: Annotated[Path | None, typer.Option(help="Also write an HTML page with reliability diagrams.")] = None,
     probs: Kind = None,
     classes: Classes = None,
+    max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
     """Measure files with logits or probabilities and labels: each site, and all of them together.
 
@@ -160,9 +180,10 @@ def evaluate(
 
     if own and scaler is None:
         raise FedCalError("--own needs --scaler, whose own parts are meant")
+    check_outputs({"--report": report}, [*files, scaler])
     calibration = Scaler.load(scaler) if scaler else None
     known = calibration.classes if calibration else ()
-    sites = read_sites(files, kind_of(probs), parse_classes(classes) or known or None).samples
+    sites = read_sites(files, kind_of(probs), parse_classes(classes) or known or None, max_bytes).samples
     views: dict[str, View] = {"before": unchanged}
     if calibration is not None:
         views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
@@ -184,9 +205,9 @@ def evaluate(
     _print_table(rows)
     if after:
         print(f"after against before: {difference(found.difference('after', 'before'))}")
-    out.print(f"worst client: {escape(worst)}, ECE {ece[worst]:.2%}")
+    out.print(f"worst client: {safe(worst)}, ECE {ece[worst]:.2%}")
     if report is not None:
-        out.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
+        out.print(f"Report: [bold]{safe(report)}[/bold]", soft_wrap=True)
 
 
 def parse_classes(text: str | None) -> list[Any] | None:
@@ -210,5 +231,5 @@ def _print_table(rows: list[list[str]]) -> None:
         for number, name in enumerate(COLUMNS):
             table.add_column(name, justify="right" if number else "left", no_wrap=True)
         for row in rows:
-            table.add_row(*(escape(cell) for cell in row))
+            table.add_row(*(safe(cell) for cell in row))
         out.print(table)

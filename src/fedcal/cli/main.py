@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import shlex
+import sys
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +19,7 @@ from fedcal import __version__
 from fedcal.cli import exchange as cli_exchange
 from fedcal.cli import federate as cli_federate
 from fedcal.cli import logits as cli_files
-from fedcal.cli.start import start
+from fedcal.cli.start import safe, start, when_stopped
 from fedcal.errors import FedCalError
 from fedcal.methods import Method
 from fedcal.simulate.config import Config
@@ -74,7 +76,8 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
     else:
         config = Config(**options)
     folder = out_dir or _next_folder(config)
-    with RunProgress(out, config.rounds, quiet) as progress:
+    kept = f"finished rounds are kept in {folder}: go on with `fedcal run --resume --out {shlex.quote(str(folder))}`"
+    with when_stopped(kept), RunProgress(out, config.rounds, quiet) as progress:
         results = run(
             config,
             folder,
@@ -85,7 +88,7 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
         )
     _print_table(report.load(folder).results if not quiet or table != Format.terminal else results, table, quiet)
     if not quiet:
-        out.print(f"\nReport: [bold]{escape(str(folder / 'report.html'))}[/bold]", soft_wrap=True)
+        out.print(f"\nReport: [bold]{safe(folder / 'report.html')}[/bold]", soft_wrap=True)
 
 
 def _options_of_config() -> list[inspect.Parameter]:
@@ -220,9 +223,9 @@ def report(
     _print_table(results, table, quiet=False)
     if figures is not None:
         for path in reporting.save_all(run_dir, figures, kind):
-            out.print(str(path), soft_wrap=True)
+            out.print(safe(path), soft_wrap=True)
     if table is Format.terminal:
-        out.print(f"\nReport: [bold]{escape(str(page))}[/bold]", soft_wrap=True)
+        out.print(f"\nReport: [bold]{safe(page)}[/bold]", soft_wrap=True)
 
 
 DataDir = Annotated[
@@ -242,7 +245,7 @@ def data_list(data_dir: DataDir = None) -> None:
         where = "embedded" if about.embedded else "here" if status.present else "missing"
         table.add_row(name, about.summary, str(len(about.classes)), about.model, where)
     out.print(table)
-    where = escape(str(files.folder(data_dir)))
+    where = safe(files.folder(data_dir))
     out.print(f"Files are looked for in {where}; get missing ones with: fedcal data fetch NAME", soft_wrap=True)
 
 
@@ -252,7 +255,7 @@ def data_fetch(name: Name, data_dir: DataDir = None) -> None:
     from fedcal.data import files
 
     fetched = files.fetch(name, data_dir)
-    where = escape(str(files.status(name, data_dir).folder))
+    where = safe(files.status(name, data_dir).folder)
     out.print(
         f"{name}: {f'{len(fetched)} files fetched' if fetched else 'nothing to fetch'}; they are in {where}",
         soft_wrap=True,
@@ -267,7 +270,7 @@ def data_verify(name: Name, data_dir: DataDir = None) -> None:
     findings = files.verify(name, data_dir)
     for finding in findings:
         mark = "[green]ok[/green] " if finding.ok else "[red]bad[/red]"
-        out.print(f"{mark} {escape(finding.file)}: {escape(finding.message)}", soft_wrap=True)
+        out.print(f"{mark} {safe(finding.file)}: {safe(finding.message)}", soft_wrap=True)
     if bad := sum(not finding.ok for finding in findings):
         raise FedCalError(f"{name}: {bad} of {len(findings)} files are missing or damaged: fedcal data fetch {name}")
     out.print(f"{name}: all is well")
@@ -282,6 +285,14 @@ def version_option(
         raise typer.Exit
 
 
+KEPT = {  # what is kept where the user stops a command, and how to go on; `run` and `federate` say it themselves
+    "server": "a round is taken whole or not at all: `fedcal server status DIR` says where it stands",
+    "client": "the same command gives the same file",
+    "data": "files that are whole are kept, and the same command fetches the rest",
+}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: bad input ends in one line on stderr and exit 2, never in a traceback."""
-    start(app, "fedcal", arguments, when_stopped="stopped; a run goes on with --resume")
+    words = sys.argv[1:] if arguments is None else arguments
+    start(app, "fedcal", arguments, kept=KEPT.get(words[0] if words else "", "nothing was written"))

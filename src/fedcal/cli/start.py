@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
+from rich.markup import escape
 
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, printable
 
 
-def start(app: typer.Typer, name: str, arguments: list[str] | None, when_stopped: str) -> NoReturn:
+def safe(value: object) -> str:
+    """A path or a name as rich prints it: neither markup nor codes that steer a terminal."""
+    return escape(printable(str(value)))
+
+
+INTERRUPTED = 130  # the exit status of a command that the user stopped: 128 and SIGINT's number
+
+
+class Stopped(Exception):
+    """The user has stopped a command. The message says what is kept, and how to go on."""
+
+
+@contextmanager
+def when_stopped(words: str) -> Iterator[None]:
+    """Say this where the user stops what runs within: what is kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(words) from None
+
+
+def start(app: typer.Typer, name: str, arguments: list[str] | None, kept: str) -> NoReturn:
     """Run an app and exit.
 
     Args:
         app: The commands.
         name: What the user typed to get here, such as "fedcal".
         arguments: The rest of the command line; None for that of the process.
-        when_stopped: What to say when the user stops it.
+        kept: What is kept where the user stops it, and how to go on.
     """
     try:
         code = app(args=arguments, prog_name=name, standalone_mode=False)
+        if code == INTERRUPTED:  # typer's way to say so
+            raise KeyboardInterrupt
     except FedCalError as error:
         _stop(name, str(error), 2)
-    except (KeyboardInterrupt, typer.Abort):
-        _stop(name, when_stopped, 130)
+    except (KeyboardInterrupt, typer.Abort, Stopped) as stop:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever presses it twice has said it already
+        _stop(name, f"stopped; {stop if isinstance(stop, Stopped) else kept}", INTERRUPTED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _stop(name, f"{where}{error.strerror or error}; check that path, or choose another", 2)
@@ -44,5 +72,5 @@ def _usage(error: Any, name: str) -> str:
 
 
 def _stop(name: str, message: str, code: int) -> NoReturn:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{name}: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)

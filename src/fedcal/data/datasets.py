@@ -64,10 +64,19 @@ class Description:
 
 
 def load(name: str, data_dir: str | Path | None = None, seed: int = 0, *, limit: int | None = None) -> Dataset:
-    """Load a set by its name in DATASETS, from `data_dir`, else $FEDCAL_DATA, else the user's cache.
+    """Load a data set.
 
-    `seed` draws the test split of sets published without one, and the mixture of `synthetic`. `limit` keeps
-    that many training samples at random, and a fifth as many test samples: real data for a quick look.
+    Args:
+        name: one of DATASETS.
+        data_dir: the folder of its files; $FEDCAL_DATA if not given, else the user's cache.
+        seed: draws the test split of sets published without one, and the mixture of `synthetic`.
+        limit: keep that many training samples at random, and a fifth as many test samples: real data for a quick look.
+
+    Returns:
+        Training and test samples as whole tensors.
+
+    Raises:
+        FedCalError: the name is unknown, or a file is missing or damaged.
     """
     if name not in DATASETS:
         raise unknown("dataset", name, DATASETS)

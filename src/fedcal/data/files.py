@@ -138,7 +138,7 @@ def _download(download: Download, url: str, home: Path, bar: _Bar) -> None:
     try:
         path = pooch.retrieve(
             url,
-            f"md5:{download.md5}",
+            f"sha256:{download.sha256}",
             download.name,
             home,
             progressbar=bar,  # pyright: ignore[reportArgumentType] (documented, but annotated as bool)
@@ -149,7 +149,7 @@ def _download(download: Download, url: str, home: Path, bar: _Bar) -> None:
     except OSError as error:  # which requests' errors are, too
         reason = " ".join(str(error).split())
     except ValueError:  # pooch's word for a wrong checksum
-        reason = f"the bytes do not have md5 {download.md5}"
+        reason = f"the bytes do not have SHA-256 {download.sha256}"
     raise FedCalError(
         f"cannot fetch {url}: {reason}; try again, or place the file from {download.url} in {home} by hand"
     )

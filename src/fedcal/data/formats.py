@@ -18,7 +18,6 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import scipy.io
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
@@ -56,6 +55,8 @@ def _records(data: bytes, shape: tuple[int, ...]) -> Bytes:
 
 def _svhn(data: bytes, shape: tuple[int, ...]) -> Bytes:
     """X is (row, column, channel, sample); y is 1..10, where 10 stands for the digit 0."""
+    import scipy.io
+
     n = shape[0]
     try:
         arrays = scipy.io.loadmat(io.BytesIO(data), variable_names=["X", "y"])

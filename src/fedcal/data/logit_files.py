@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import csv
 import io
-import re
-import warnings
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,26 +25,9 @@ from torch import Tensor
 
 from fedcal.base.checks import as_logits, check_labels, check_labels_alone, look_like_probs
 from fedcal.base.labels import as_labels, find_classes
-from fedcal.base.store import write_bytes
+from fedcal.base.store import MOST_BYTES, write_bytes
+from fedcal.data.readers import KINDS, Kind, pyarrow, read_content
 from fedcal.errors import FedCalError, unknown
-
-Kind = Literal["logits", "probs"]
-LABELS = ("labels", "label")
-SITES = ("site", "sites", "client", "clients")
-NOT_SCORES = (*LABELS, *SITES, "predictions", "prediction")
-EITHER = "score"  # a score may be a probability, if the user says so
-KINDS: dict[str, Kind] = {"logits": "logits", "logit": "logits", EITHER: "logits"}
-KINDS |= dict.fromkeys(("probs", "prob", "p", "probabilities", "probability"), "probs")
-COLUMN = re.compile(rf"({'|'.join(KINDS)})_(\d+)")
-
-
-class Content(NamedTuple):
-    """A file's arrays as they are, and the name of the one with the scores."""
-
-    name: str
-    scores: Any
-    labels: Any
-    sites: Any
 
 
 @dataclass(frozen=True)
@@ -63,10 +42,10 @@ class Rows:
     def by_site(self, default: str) -> dict[str, Any]:
         """Each site's rows; all of them are of `default` where the file does not say."""
         if self.sites is None:
-            return {default: slice(None)}
+            return {_shown(default): slice(None)}
         names, inverse, counts = np.unique(self.sites, return_inverse=True, return_counts=True)
         rows = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-        return dict(zip(names.tolist(), rows, strict=True))
+        return dict(zip(map(_shown, names.tolist()), rows, strict=True))
 
 
 @dataclass(frozen=True)
@@ -81,16 +60,16 @@ class Sites:
 # --- what the files hold ----------------------------------------------------------------------------------------------
 
 
-def read_rows(path: Path, kind: Kind | None = None) -> Rows:
-    """Checked samples. `kind` says what arrays of other names are, or which of two to take."""
-    readers: dict[str, Callable[[Path, Kind | None], Content]] = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise FedCalError(
-            f"{path}: a site's file is one of {', '.join(readers)}, not {path.suffix or 'without ending'!r}"
-        )
+def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES) -> Rows:
+    """Checked samples.
+
+    Args:
+        path: the file.
+        kind: what arrays of other names are, or which of two to take.
+        most_bytes: that the file's arrays may take in memory.
+    """
     try:
-        held = reader(path, kind)
+        held = read_content(path, kind, most_bytes)
         meant = kind or KINDS[held.name]
         logits = _as_logits(held.scores, meant, sure=kind is not None)
         if not len(logits):
@@ -101,13 +80,15 @@ def read_rows(path: Path, kind: Kind | None = None) -> Rows:
         raise FedCalError(f"{path}: {error}") from None
 
 
-def read_sites(paths: Sequence[Path], kind: Kind | None = None, classes: Any = None) -> Sites:
+def read_sites(
+    paths: Sequence[Path], kind: Kind | None = None, classes: Any = None, most_bytes: int = MOST_BYTES
+) -> Sites:
     """Labelled sites, all with as many classes.
 
     Rows that a `site` column gives one name are one client, whichever files they are in. A name that only a file's name
     suggests must be the only one of its kind: two such files are more likely a mistake.
     """
-    files = [(path, read_rows(path, kind)) for path in paths]
+    files = [(path, read_rows(path, kind, most_bytes)) for path in paths]
     width = files[0][1].logits.shape[1]
     for path, rows in files:
         if rows.logits.shape[1] != width:
@@ -130,13 +111,13 @@ def read_sites(paths: Sequence[Path], kind: Kind | None = None, classes: Any = N
 
 
 def read_site(
-    path: Path, kind: Kind | None = None, classes: Any = None, name: str | None = None
+    path: Path, kind: Kind | None = None, classes: Any = None, name: str | None = None, most_bytes: int = MOST_BYTES
 ) -> tuple[str, Tensor, Tensor | None, bool]:
     """One site's name and logits, its labels as columns, if it has any, and whether its file held probabilities.
 
     `name` chooses the site where there are several.
     """
-    rows = read_rows(path, kind)
+    rows = read_rows(path, kind, most_bytes)
     labels = None if rows.labels is None else _columns(path, rows, classes, check_labels_alone)
     sites = rows.by_site(name or path.stem)
     if name is not None and name not in sites:
@@ -145,6 +126,13 @@ def read_site(
         raise FedCalError(f"{path}: {len(sites)} sites: choose one with --name, such as --name {next(iter(sites))}")
     name, chosen = (name, sites[name]) if name is not None else next(iter(sites.items()))
     return name, rows.logits[chosen], None if labels is None else labels[chosen], rows.probs
+
+
+def _shown(name: str) -> str:
+    """The name of a site, if a terminal can show it."""
+    if not name.isprintable():
+        raise FedCalError(f"the name of site {name!r} cannot be shown: rename it")
+    return name
 
 
 def _labelled(path: Path, rows: Rows) -> np.ndarray:
@@ -190,153 +178,6 @@ def _as_logits(scores: Any, kind: Kind, sure: bool) -> Tensor:
     return logits
 
 
-def _choose(names: Iterable[str], kind: Kind | None) -> str:
-    """The one array that holds the scores."""
-    names = [name for name in names if name not in NOT_SCORES]
-    known = [name for name in names if name in KINDS]
-    fitting = (
-        [name for name in known if kind in (None, KINDS[name]) or name == EITHER] if known else names if kind else []
-    )
-    if len(fitting) == 1:
-        return fitting[0]
-    found = ", ".join(names) or "nothing else"
-    if len(fitting) > 1:
-        raise FedCalError(f"which of {found} is meant? Leave one, or say --logits or --probs")
-    if known:
-        raise FedCalError(f"--{kind} is said, but the file has {found}: rename that, or leave the option out")
-    raise FedCalError(f"neither logits nor probs, but {found}: rename that, or say --logits or --probs")
-
-
-def _one_of(names: Sequence[str], found: Iterable[str]) -> str | None:
-    """The one of several names for the same thing that a file uses."""
-    held = [name for name in found if name in names]
-    if len(held) > 1:
-        raise FedCalError(f"{' and '.join(held)} are one thing: leave one of them")
-    return held[0] if held else None
-
-
-def _npz(path: Path, kind: Kind | None) -> Content:
-    try:
-        with path.open("rb") as file:
-            held = np.load(file, allow_pickle=False)
-            if not isinstance(held, np.lib.npyio.NpzFile):
-                raise FedCalError("a single array, not an .npz: np.savez(path, logits=…, labels=…)")
-            name = _choose(held.files, kind)
-            labels, sites = _one_of(LABELS, held.files), _one_of(SITES, held.files)
-            return Content(name, held[name], held[labels] if labels else None, held[sites] if sites else None)
-    except FileNotFoundError:
-        raise FedCalError("no such file") from None
-    except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, FedCalError):
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FedCalError(f"damaged, or no .npz of plain arrays ({reason})") from None
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-
-class Plan(NamedTuple):
-    """Which columns of a table to take."""
-
-    name: str
-    scores: list[int]  # in the order of classes
-    label: int | None
-    site: int | None
-
-
-def _plan(header: list[str], kind: Kind | None) -> Plan:
-    at: dict[str, dict[int, int]] = {}
-    others = [i for i, name in enumerate(header) if name not in NOT_SCORES]
-    if len(set(header)) < len(header):
-        raise FedCalError("two columns have one name: name them apart")
-    for i in others:
-        if match := COLUMN.fullmatch(header[i]):
-            at.setdefault(match[1], {})[int(match[2])] = i
-    if not at:  # a single column of two classes
-        at = {header[i]: {0: i} for i in others if header[i] in KINDS}
-    if not at and kind is None:
-        raise FedCalError(
-            f"columns {', '.join(header) or 'none'}: name them logit_0 … or p_0 …, or say --logits or --probs"
-        )
-    name = _choose(at or ["columns"], kind)
-    columns = at.get(name, dict(enumerate(others)))
-    if missing := [k for k in range(len(columns)) if k not in columns]:
-        raise FedCalError(f"column {name}_{missing[0]} is missing: classes are numbered from 0")
-    label, site = (_one_of(names, header) for names in (LABELS, SITES))
-    return Plan(
-        name,
-        [columns[k] for k in range(len(columns))],
-        None if label is None else header.index(label),
-        None if site is None else header.index(site),
-    )
-
-
-def _csv(path: Path, kind: Kind | None) -> Content:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
-            header = [name.strip() for name in next(csv.reader([file.readline()]), [])]
-            plan, start = _plan(header, kind), file.tell()
-            warnings.simplefilter("ignore")  # of a file without rows
-
-            def read(columns: list[int], kind: Any = float) -> np.ndarray:
-                file.seek(start)
-                table = np.loadtxt(file, kind, delimiter=",", quotechar='"', usecols=columns, ndmin=2, comments=None)
-                return table.reshape(-1, len(columns))
-
-            def words(column: int | None) -> Any:
-                return None if column is None else np.char.strip(read([column], str)[:, 0])
-
-            scores, labels = _numbers(read, words, plan)
-            return Content(plan.name, scores, labels, words(plan.site))
-    except FileNotFoundError:
-        raise FedCalError("no such file") from None
-    except (OSError, ValueError, csv.Error) as error:
-        if isinstance(error, FedCalError):
-            raise
-        raise FedCalError(f"cannot be read as CSV ({str(error).splitlines()[0]})") from None
-
-
-def _numbers(read: Callable[[list[int]], np.ndarray], words: Callable[[int], Any], plan: Plan) -> tuple[Any, Any]:
-    """Scores and labels: in one go where labels are numbers, which is fast, else labels as words."""
-    if plan.label is None:
-        return read(plan.scores), None
-    try:
-        table = read([*plan.scores, plan.label])
-        return table[:, :-1], table[:, -1]
-    except ValueError:
-        return read(plan.scores), words(plan.label)
-
-
-def _parquet(path: Path, kind: Kind | None) -> Content:
-    arrow, parquet = _pyarrow()
-    try:
-        file = parquet.ParquetFile(path)
-        header = list(file.schema_arrow.names)
-        plan = _plan(header, kind)
-        wanted = [*plan.scores, *(i for i in (plan.label, plan.site) if i is not None)]
-        table = file.read(columns=[header[i] for i in wanted])
-
-        def column(i: int | None) -> Any:
-            return None if i is None else table.column(header[i]).to_numpy()
-
-        scores = np.stack([column(i) for i in plan.scores], axis=1)
-        return Content(plan.name, scores, column(plan.label), column(plan.site))
-    except FileNotFoundError:
-        raise FedCalError("no such file") from None
-    except (OSError, arrow.lib.ArrowException) as error:
-        raise FedCalError(f"cannot be read as Parquet ({str(error).splitlines()[0]})") from None
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow  # type: ignore[import-not-found, unused-ignore]
-        import pyarrow.parquet  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise FedCalError("Parquet needs pyarrow: pip install 'fedcal[parquet]'") from None
-    return pyarrow, pyarrow.parquet
-
-
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
@@ -345,7 +186,7 @@ def check_output(path: Path) -> None:
     if path.suffix.lower() not in (".npz", ".csv", ".parquet"):
         raise FedCalError(f"{path}: probabilities are written as .npz, .csv or .parquet, not {path.suffix!r}")
     if path.suffix.lower() == ".parquet":
-        _pyarrow()
+        pyarrow()
 
 
 def write_probs(path: Path, probs: Tensor, classes: Sequence[Any] = (), like: Rows | None = None) -> None:
@@ -354,6 +195,8 @@ def write_probs(path: Path, probs: Tensor, classes: Sequence[Any] = (), like: Ro
     Predictions are the columns' labels where they are known, else their numbers. Labels and sites are those of `like`.
     """
     check_output(path)
+    if not bool(torch.isfinite(probs).all()):
+        raise FedCalError("the probabilities are not finite: is the scaler one of this model?")
     p, top = probs.numpy(), probs.argmax(dim=1).numpy()
     said = {"prediction": np.asarray(classes)[top] if len(classes) else top}
     if like is not None and like.labels is not None:
@@ -366,7 +209,7 @@ def write_probs(path: Path, probs: Tensor, classes: Sequence[Any] = (), like: Ro
         arrays: dict[str, Any] = {"probs": p, **{f"{name}s": values for name, values in said.items()}}
         np.savez(raw, **arrays)
     elif path.suffix.lower() == ".parquet":
-        arrow, parquet = _pyarrow()
+        arrow, parquet = pyarrow()
         parquet.write_table(arrow.table({name: arrow.array(values.tolist()) for name, values in columns.items()}), raw)
     else:
         text = io.StringIO()
@@ -374,4 +217,4 @@ def write_probs(path: Path, probs: Tensor, classes: Sequence[Any] = (), like: Ro
         rows.writerow(columns)
         rows.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
         raw.write(text.getvalue().encode())
-    write_bytes(path, raw.getvalue())
+    write_bytes(path, raw.getvalue(), private=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import rel_entr
 from torch import Tensor
 
 from fedcal.base.seeds import numpy_rng
@@ -47,15 +46,27 @@ def make_clients(
     min_samples: int = 10,
     seed: int = 0,
 ) -> list[Client]:
-    """Deal a dataset to clients; the same arguments give the same bytes.
-
-    - `dirichlet`: class k goes to the clients in shares p_k ~ Dir(beta · 1), test samples by the same p_k.
-    - `iid`: equal sizes, labels at random.
-    - `shards`: `classes_per_client` classes each.
-    - `natural`: as the dataset says; `n_clients` and `min_samples` are not looked at.
+    """Deal a data set to clients; the same arguments give the same bytes.
 
     Clients left with fewer than `min_samples` get samples from the largest one (see deal.top_up).
-    `cal_fraction` of a client's samples, at least one where it has two, is set apart to calibrate on.
+
+    Args:
+        dataset: what to deal.
+        partition: `dirichlet` (class k goes to the clients in shares p_k ~ Dir(beta · 1), test samples by the same p_k),
+            `iid` (equal sizes, labels at random), `shards` (`classes_per_client` classes each), or `natural` (as the data
+            set says; `n_clients` and `min_samples` are not looked at).
+        n_clients: how many clients.
+        beta: concentration of `dirichlet`; lower is more skewed.
+        classes_per_client: of `shards`.
+        cal_fraction: share of a client's samples, at least one where it has two, that is set apart to calibrate on.
+        min_samples: training samples that every client has at least.
+        seed: of the draws.
+
+    Returns:
+        The clients, each with a training, a calibration and a test split.
+
+    Raises:
+        FedCalError: the data set has too few samples, or no natural clients.
     """
     if not 0 < cal_fraction < 1:
         raise FedCalError(f"cal_fraction must lie between 0 and 1, got {cal_fraction}: try 0.1")
@@ -104,7 +115,13 @@ class Skew:
 
 
 def skew(clients: list[Client], n_classes: int) -> Skew:
-    """Label counts and label skew of a federation."""
+    """Return label counts and label skew of a federation.
+
+    Args:
+        clients: all of them.
+        n_classes: the number of classes.
+    """
+    from scipy.special import rel_entr
 
     def counts(labels: list[Tensor]) -> Tensor:
         return torch.stack([y.bincount(minlength=n_classes) for y in labels])

@@ -1,9 +1,9 @@
 """Where the canonical files of each dataset come from, and what they hold.
 
-A download is checked by the md5 its publisher (or torchvision's list) gives for the bytes as served. A file
-on disk is checked by its *content*: the shape it decodes to, and the md5 of the decompressed bytes or the
-number of samples of each class. So a copy that was compressed again, or came from a Linux distribution, is as
-good as the original.
+A download comes over https and is checked by the SHA-256 of the bytes as served. No publisher states one; these are those
+of TensorFlow Datasets' list. A file on disk is checked by its *content*: the shape it decodes to, and the md5 of the
+decompressed bytes or the number of samples of each class. So a copy that was compressed again, or came from a Linux
+distribution, is as good as the original.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class File:
 
 @dataclass(frozen=True)
 class Download:
-    """One address, the md5 of the bytes it serves, and the files they give: one, or a tar.gz of several."""
+    """One address, the SHA-256 of the bytes it serves, and the files they give: one, or a tar.gz of several."""
 
     url: str
-    md5: str
+    sha256: str
     files: tuple[File, ...]
 
     @property
@@ -49,13 +49,13 @@ class Source:
 
 # MNIST's first home (yann.lecun.com) no longer serves the files; this is the mirror torchvision uses.
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-_SVHN = "http://ufldl.stanford.edu/housenumbers/"
+_FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"  # the publisher's own
+_SVHN = "https://ufldl.stanford.edu/housenumbers/"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 
 
-def _single(base: str, md5: str, file: File) -> Download:
-    return Download(base + file.name, md5, (file,))
+def _single(base: str, sha256: str, file: File) -> Download:
+    return Download(base + file.name, sha256, (file,))
 
 
 # fmt: off
@@ -64,35 +64,35 @@ SOURCES: dict[str, Source] = {
     "heart": Source(),
     "synthetic": Source(),
     "mnist": Source("mnist", (
-        _single(_MNIST, "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        _single(_MNIST, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
                 File("train-images-idx3-ubyte.gz", (60000, 28, 28), "6bbc9ace898e44ae57da46a324031adb")),
-        _single(_MNIST, "d53e105ee54ea40749a09fcbcd1e9432",
+        _single(_MNIST, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
                 File("train-labels-idx1-ubyte.gz", (60000,), "a25bea736e30d166cdddb491f175f624")),
-        _single(_MNIST, "9fb629c4189551a2d022fa330f9573f3",
+        _single(_MNIST, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
                 File("t10k-images-idx3-ubyte.gz", (10000, 28, 28), "2646ac647ad5339dbf082846283269ea")),
-        _single(_MNIST, "ec29112dd5afa0611ce80d1b7f02629c",
+        _single(_MNIST, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
                 File("t10k-labels-idx1-ubyte.gz", (10000,), "27ae3e4e09519cfbb04c329615203637")),
     )),
     "fashion-mnist": Source("fashion-mnist", (
-        _single(_FASHION, "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        _single(_FASHION, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
                 File("train-images-idx3-ubyte.gz", (60000, 28, 28), "f4a8712d7a061bf5bd6d2ca38dc4d50a")),
-        _single(_FASHION, "25c81989df183df01b3e8a0aad5dffbe",
+        _single(_FASHION, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
                 File("train-labels-idx1-ubyte.gz", (60000,), "9018921c3c673c538a1fc5bad174d6f9")),
-        _single(_FASHION, "bef4ecab320f06d8554ea6380940ec79",
+        _single(_FASHION, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
                 File("t10k-images-idx3-ubyte.gz", (10000, 28, 28), "8181f5470baa50b63fa0f6fddb340f0a")),
-        _single(_FASHION, "bb300cfdad3c16e7a12a480ee83cd310",
+        _single(_FASHION, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
                 File("t10k-labels-idx1-ubyte.gz", (10000,), "15d484375f8d13e6eb1aabb0c3f46965")),
     )),
     "svhn": Source("svhn", (
-        _single(_SVHN, "e26dedcc434d2e4c54c9b2d4a06d8373",
+        _single(_SVHN, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
                 File("train_32x32.mat", (73257, 3073),
                      counts=(4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659))),
-        _single(_SVHN, "eb5a983be6a315427106f1b164d9cef3",
+        _single(_SVHN, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
                 File("test_32x32.mat", (26032, 3073),
                      counts=(1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595))),
     )),
     "cifar10": Source("cifar-10-batches-bin", (
-        Download(_CIFAR + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", (
+        Download(_CIFAR + "cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", (
             File("data_batch_1.bin", (10000, 3073), "5dd7e06a14cb22eb9f671a540d1b7c25"),
             File("data_batch_2.bin", (10000, 3073), "5ea93a67294ea407fff1d09f752e9692"),
             File("data_batch_3.bin", (10000, 3073), "942cd6a4bcdd0dd3c604fbe906cb4421"),
@@ -102,7 +102,7 @@ SOURCES: dict[str, Source] = {
         )),
     )),
     "cifar100": Source("cifar-100-binary", (
-        Download(_CIFAR + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", (
+        Download(_CIFAR + "cifar-100-binary.tar.gz", "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec", (
             File("train.bin", (50000, 3074), "6172c7755cfe09b2fe270c85cebc1b15"),
             File("test.bin", (10000, 3074), "4499cfba6c016c1be1438163640a0898"),
         )),

@@ -20,7 +20,7 @@ DAYS = 30
 
 
 def write_certificates(folder: Path, host: str = "127.0.0.1") -> None:
-    """Write ca.crt, server.pem and server.key. The key of the certificate authority is not kept.
+    """Write ca.crt, server.pem and server.key, for this user alone. The key of the certificate authority is not kept.
 
     Args:
         folder: where to.
@@ -41,12 +41,10 @@ def write_certificates(folder: Path, host: str = "127.0.0.1") -> None:
         .sign(authority, hashes.SHA384())
     )
     pem = serialization.Encoding.PEM
-    write_bytes(folder / "ca.crt", ca.public_bytes(pem))
-    write_bytes(folder / "server.pem", certificate.public_bytes(pem))
-    _write_secret(
-        folder / "server.key",
-        server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
+    write_bytes(folder / "ca.crt", ca.public_bytes(pem), private=True)
+    write_bytes(folder / "server.pem", certificate.public_bytes(pem), private=True)
+    secret = server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    write_bytes(folder / "server.key", secret, private=True)
 
 
 def write_node_key(path: Path) -> None:
@@ -57,15 +55,9 @@ def write_node_key(path: Path) -> None:
     """
     key = ec.generate_private_key(ec.SECP384R1())
     form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    _write_secret(path, key.private_bytes(*form))
+    write_bytes(path, key.private_bytes(*form), private=True)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    write_bytes(path.with_name(path.name + ".pub"), public + b"\n")
-
-
-def _write_secret(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_bytes(data)
+    write_bytes(path.with_name(path.name + ".pub"), public + b"\n", private=True)
 
 
 def _name(words: str) -> x509.Name:

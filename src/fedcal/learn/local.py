@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,7 +66,15 @@ def train_in_turn(model: nn.Module, jobs: list[Job], how: SGD) -> list[Trained]:
 
 
 def train_locally(model: nn.Module, x: Tensor, y: Tensor, how: SGD, rng: np.random.Generator) -> float:
-    """Algorithm 1, lines 14–19: E epochs of SGD on (x, y), in place; returns the last epoch's mean loss."""
+    """Algorithm 1, lines 14–19: E epochs of SGD on (x, y), in place; returns the last epoch's mean loss.
+
+    On a CPU this is the work of one thread, so that any number of them gives the same bytes.
+    """
+    with one_thread() if x.is_cpu else nullcontext():
+        return _train_locally(model, x, y, how, rng)
+
+
+def _train_locally(model: nn.Module, x: Tensor, y: Tensor, how: SGD, rng: np.random.Generator) -> float:
     model.train()
     params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     received = [p.detach().clone() for p in params] if how.prox_mu else []

@@ -15,8 +15,6 @@ measured accuracies, which are zero where no error was seen. `paper/studies/ece_
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import ndtr, ndtri
-from scipy.stats import binom
 
 STEPS = np.linspace(0.0, 1.0, 65)  # of a search for an end; between two of them it is interpolated
 SHRINK = 1.0  # standard errors by which a gap may be smaller than measured
@@ -54,11 +52,15 @@ def critical(level: float) -> float:
 
     The rest makes up for what the formulas here leave out: without it, the coverage would be around the level, not above.
     """
+    from scipy.special import ndtri  # imported late: SciPy takes its time, and a node that replies needs none of it
+
     return float(ndtri(1 - 0.3 * (1 - level)))
 
 
 def excess(x: np.ndarray) -> np.ndarray:
     """E|N(x, 1)| − x for x ≥ 0, without loss of digits where x is large."""
+    from scipy.special import ndtr
+
     x = np.minimum(x, 40.0)  # beyond, it is zero
     return 2 * (np.exp(-x * x / 2) / np.sqrt(2 * np.pi) - x * ndtr(-x))
 
@@ -70,6 +72,8 @@ def largest_bias(x: np.ndarray) -> np.ndarray:
 
 def mean_deviation(n: np.ndarray, p: np.ndarray) -> np.ndarray:
     """E|X − np| of a binomial X, by De Moivre: 2 ν (1 − p) b(ν; n, p) with ν = ⌊np⌋ + 1."""
+    from scipy.stats import binom
+
     v = np.floor(n * p) + 1
     return 2 * v * (1 - p) * binom.pmf(v, n, p)
 

@@ -40,7 +40,7 @@ def _top_bins(probs: Any, labels: Any, n_bins: int, classes: Any) -> Reliability
 
 
 def accuracy(probs: Any, labels: Any, *, classes: Any = None) -> float:
-    """Share of samples whose most probable class (the first, on a tie) is the label.
+    """Return the share of samples whose most probable class (the first, on a tie) is the label.
 
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.
@@ -55,7 +55,7 @@ def accuracy(probs: Any, labels: Any, *, classes: Any = None) -> float:
 
 
 def top_k(scores: Any, labels: Any, k: int = 3, *, classes: Any = None) -> float:
-    """Share of samples whose label is among the k highest scores.
+    """Return the share of samples whose label is among the k highest scores.
 
     Args:
         scores: (N, K) scores of any kind, for only their order counts; or (N,) probabilities of class 1.
@@ -92,7 +92,7 @@ def rank_of_label(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def nll(probs: Any, labels: Any, *, classes: Any = None) -> float:
-    """Mean negative log-likelihood. A probability of 0 counts as the smallest positive float32.
+    """Return the mean negative log-likelihood. A probability of 0 counts as the smallest positive float32.
 
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.
@@ -107,7 +107,7 @@ def nll(probs: Any, labels: Any, *, classes: Any = None) -> float:
 
 
 def brier(probs: Any, labels: Any, *, classes: Any = None) -> float:
-    """Brier score: the mean squared distance to the one-hot label, summed over classes, from 0 to 2.
+    """Return the Brier score: the mean squared distance to the one-hot label, summed over classes, from 0 to 2.
 
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.
@@ -127,7 +127,7 @@ def squared_error(probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
-    """Expected calibration error (ECE) of the top label, in bins of equal width (lo, hi]; 1 is in the last bin.
+    """Return the expected calibration error (ECE) of the top label, in bins of equal width (lo, hi]; 1 is in the last.
 
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.
@@ -142,7 +142,7 @@ def ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> fl
 
 
 def mce(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
-    """Maximum calibration error: the largest gap between confidence and accuracy in any bin of equal width.
+    """Return the maximum calibration error: the largest gap of confidence and accuracy in any bin of equal width.
 
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.
@@ -157,7 +157,7 @@ def mce(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> fl
 
 
 def equal_mass_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
-    """ECE of the top label in bins that hold equally many samples, or one more, in the order of confidence.
+    """Return the ECE of the top label in bins of equally many samples, or one more, in the order of confidence.
 
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.
@@ -176,7 +176,7 @@ def equal_mass_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = 
 
 
 def classwise_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
-    """Mean over classes of the ECE of each class's probability (Kull et al. 2019).
+    """Return the mean over classes of the ECE of each class's probability (Kull et al. 2019).
 
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.

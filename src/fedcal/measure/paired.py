@@ -19,7 +19,6 @@ from itertools import product
 
 import numpy as np
 import torch
-from scipy.special import ndtr
 from torch import Tensor
 
 from fedcal.errors import FedCalError, unknown
@@ -189,6 +188,8 @@ def _variance(covariance: np.ndarray, signs: np.ndarray, x: np.ndarray) -> float
 
     |S| follows S as far as its sign is known; what is left of its variance is its own.
     """
+    from scipy.special import ndtr
+
     slope, rest = 2 * ndtr(x) - 1, excess(np.abs(x))
     own = 1 - rest * (rest + 2 * np.abs(x)) - slope**2
     weights = signs * slope

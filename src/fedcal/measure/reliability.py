@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from fedcal.base.bins import equal_mass
@@ -46,7 +45,7 @@ class Reliability:
 
     @classmethod
     def of(cls, probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> Reliability:
-        """The reliability of the top label.
+        """Return the reliability of the top label.
 
         Args:
             probs: (N, K) probabilities, or (N,) of class 1.
@@ -61,7 +60,7 @@ class Reliability:
 
     @classmethod
     def of_top(cls, confidence: np.ndarray, correct: np.ndarray, edges: np.ndarray) -> Reliability:
-        """The reliability of confidences.
+        """Return the reliability of confidences.
 
         Args:
             confidence: each sample's, in [0, 1].
@@ -79,7 +78,11 @@ class Reliability:
 
     @classmethod
     def empty(cls, n_bins: int = 15) -> Reliability:
-        """No samples yet: the neutral element of `+`."""
+        """Return the reliability of no samples: the neutral element of `+`.
+
+        Args:
+            n_bins: the number of bins, of equal width.
+        """
         return cls.of_top(np.empty(0), np.empty(0), equal_width(n_bins))
 
     def __add__(self, other: Reliability) -> Reliability:
@@ -111,25 +114,25 @@ class Reliability:
         return self.high * 2.0**-LIMB + self.low * 2.0 ** (-2 * LIMB)
 
     def gaps(self) -> np.ndarray:
-        """|confidence − accuracy| of each bin, weighted by its share of the samples. Their sum is the ECE."""
+        """Return |confidence − accuracy| of each bin, weighted by its share of the samples. Their sum is the ECE."""
         return np.abs(self.confidence_sum - self.correct) / max(self.n, 1)
 
     def ece(self) -> float:
-        """Expected calibration error (Definition 3.2); NaN without samples."""
+        """Return the expected calibration error (Definition 3.2); NaN without samples."""
         return float(self.gaps().sum()) if self.n else float("nan")
 
     def mce(self) -> float:
-        """Maximum calibration error: the largest |confidence − accuracy| of any bin; NaN without samples."""
+        """Return the maximum calibration error: the largest |confidence − accuracy| of any bin; NaN without samples."""
         filled = self.count > 0
         return float((self.gaps()[filled] * self.n / self.count[filled]).max()) if self.n else float("nan")
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean confidence and accuracy of each bin, NaN where it is empty."""
+        """Return the mean confidence and the accuracy of each bin, NaN where it is empty."""
         count = np.where(self.count > 0, self.count, np.nan)
         return self.confidence_sum / count, self.correct / count
 
     def floor(self) -> float:
-        """The noise floor: the mean ECE that a perfectly calibrated model with these confidences would measure.
+        """Return the noise floor: the mean ECE that a perfectly calibrated model with these confidences would measure.
 
         Its correct predictions in a bin are Binomial(n, confidence), whose mean absolute deviation has a closed form.
         """
@@ -147,12 +150,14 @@ class Reliability:
         Returns:
             The lower and the upper end for each bin, NaN where it is empty.
         """
+        from scipy.stats import binom
+
         tail, n = _tail(level), np.where(self.count > 0, self.count, np.nan)
         p = np.clip(self._filled_confidence(), 0.0, 1.0)
         return binom.ppf(tail, self.count, p) / n, binom.ppf(1 - tail, self.count, p) / n
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """A confidence interval of the population's ECE in the same bins. It always contains `ece()`.
+        """Return a confidence interval of the population's ECE in the same bins. It always contains `ece()`.
 
         See `measure/interval.py`: it also covers calibrated models, whose measured ECE is nothing but noise.
 
@@ -167,11 +172,11 @@ class Reliability:
         return min(low, here), max(high, here)
 
     def debiased_l2(self) -> float:
-        """Root mean squared gap without the sampling noise (Kumar et al. 2019): 0 where noise explains all of it."""
+        """Return the root mean squared gap without sampling noise (Kumar et al. 2019): 0 where noise explains all."""
         return root(self.debiased_square())
 
     def debiased_square(self) -> float:
-        """The square of `debiased_l2`, which noise can make negative. To average over clients, average this."""
+        """Return the square of `debiased_l2`, which noise can make negative. To average over clients, average this."""
         seen = self.count > 1
         n, hits, conf = self.count[seen], self.correct[seen], self.confidence_sum[seen]
         if not n.size:
@@ -180,15 +185,22 @@ class Reliability:
         return float((n * squared).sum() / n.sum())
 
     def merge_to(self, n_bins: int) -> Reliability:
-        """Bins of equal mass: neighbouring bins are joined until each holds about 1/n of the samples."""
+        """Return bins of equal mass: neighbouring bins are joined until each holds about 1/n of the samples.
+
+        Args:
+            n_bins: the number of bins wanted; there may be fewer.
+        """
         return self._joined(equal_mass(self.count, check_whole(n_bins, "n_bins")))
 
     def disclosed(self, min_count: int) -> Reliability:
-        """A version to publish: neighbouring bins are joined until each holds at least `min_count` samples.
+        """Return a version to publish: neighbouring bins are joined until each holds at least `min_count` samples.
 
         With fewer samples altogether it is empty. Bins are joined and not left out, so that every sample still counts; the
         ECE of the joined bins is at most that of the fine ones. Use it on the sum over clients: reliabilities whose bins
         were joined differently do not add.
+
+        Args:
+            min_count: the fewest samples that a bin may show.
         """
         min_count, starts, held = check_whole(min_count, "min_count", low=0), [0], 0
         if self.n < min_count:
@@ -205,7 +217,7 @@ class Reliability:
         return Reliability(np.append(self.edges[starts], self.edges[-1]), *sums)
 
     def sums(self) -> np.ndarray:
-        """All of it but the edges: (4, bins) whole numbers."""
+        """Return all of it but the edges: (4, bins) whole numbers."""
         return np.stack(self._sums())
 
     def _filled_confidence(self) -> np.ndarray:

@@ -31,7 +31,7 @@ class FedCal(Averaged):
         "received",
         "interleaved: fit on logits of the client's locally trained model, or of the model that it received.",
     )
-    hidden: int = option(64, "Units of a hidden layer of the net.", low=1)
+    hidden: int = option(64, "Units of a hidden layer of the net.", low=1, high=4096)
     net: Literal["raw", "sorted", "plain"] = option(
         "sorted", "An order-preserving net on raw or on sorted logits, or one that need not preserve order (plain)."
     )

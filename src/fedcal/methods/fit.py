@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +20,8 @@ from fedcal.base.query import Query, contiguous
 from fedcal.base.seeds import torch_rng
 from fedcal.base.store import nest, unnest
 from fedcal.errors import FedCalError, counted
+from fedcal.exact.solve import Program
 from fedcal.methods.robust import Robust, robust_mean
-
-if TYPE_CHECKING:
-    from fedcal.exact.solve import Program
-    from fedcal.methods.method import Additive, Averaged
 
 
 @dataclass(frozen=True)
@@ -82,13 +79,27 @@ class Fit(ABC):
 
 
 class AveragingFit(Fit):
-    """Rounds of: hand out the global scaler, combine the clients'."""
+    """Rounds of: hand out the global scaler, combine the clients'.
 
-    def __init__(self, method: Averaged, n_classes: int, rounds: int, seed: int) -> None:
-        self.method, self.rounds, self.seed, self.received = method, rounds, seed, 0
-        # The same first net for every method of a run, so that ablations differ in one thing.
-        self.params = method.init(n_classes, torch_rng(seed, "scaler"))
-        self.latest: dict[str, Update] = {}  # each client's last update, where those are averaged
+    Args:
+        params: the scaler to start from.
+        combine: makes the next scaler of the last one and the clients' updates.
+        rounds: how many.
+        seed: of whatever clients draw at random.
+        latest: whether to combine every client's last update, and not only those of the round.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        combine: Callable[[Params, list[Update]], Params],
+        rounds: int,
+        seed: int,
+        latest: bool = False,
+    ) -> None:
+        self.params, self.combine, self.rounds, self.seed, self.received = params, combine, rounds, seed, 0
+        self.keeps_latest = latest
+        self.latest: dict[str, Update] = {}  # each client's last update, where those are combined
 
     @property
     def query(self) -> Query | None:  # pyright: ignore[reportIncompatibleVariableOverride] - it follows from the rest
@@ -101,13 +112,13 @@ class AveragingFit(Fit):
         return dict(updates)
 
     def advance(self, gathered: dict[str, Update]) -> None:
-        if self.method.average == "latest":
+        if self.keeps_latest:
             gathered = self.latest = dict(sorted((self.latest | gathered).items()))
         self.received += 1
         if updates := list(gathered.values()):
             if self.robust:
                 updates = [Update(robust_mean([update.content for update in updates], self.robust), n=1)]
-            self.params = self.method.combine(self.params, updates)
+            self.params = self.combine(self.params, updates)
 
     def stop(self) -> None:
         self.rounds = self.received
@@ -130,14 +141,20 @@ class AveragingFit(Fit):
 
 
 class ExactFit(Fit):
-    """A program that asks for sums until it has the scaler."""
+    """A program that asks for sums until it has the scaler.
 
-    def __init__(self, method: Additive, program: Program, rounds: int) -> None:
-        self.method, self.rounds, self.received = method, rounds, 0
+    Args:
+        program: yields queries, is sent the summed replies, and returns the scaler's parameters.
+        params_from: the parameters that a query holds, for a fit that is stopped early.
+        rounds: how many at most.
+    """
+
+    def __init__(self, program: Program, params_from: Callable[[Query], Params], rounds: int) -> None:
+        self.rounds, self.received = rounds, 0
         self.params: Params = {}
         self.history: list[Params] = []  # the sums of every round
-        self._program = program
-        self.query: Query | None = contiguous(next(self._program))
+        self._program, self._params_from = program, params_from
+        self.query: Query | None = contiguous(next(program))
 
     def gather(self, updates: Iterable[tuple[str, Update]]) -> Params:
         whole = Total()
@@ -165,7 +182,7 @@ class ExactFit(Fit):
 
     def stop(self) -> None:
         # With the scaler that the query holds: noise for privacy keeps a solver from settling.
-        self.params = contiguous(self.method.params_from(self.query) if self.query else {})
+        self.params = contiguous(self._params_from(self.query) if self.query else {})
         if not self.params:
             raise FedCalError(
                 "the privacy budget's rounds ended before there was a scaler: give more rounds, or a larger ε"

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedcal.base.logits import Params
 from fedcal.base.query import Query
+from fedcal.base.seeds import torch_rng
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
@@ -36,7 +37,7 @@ FIT_ON = "The samples that a client fits on: its held-out calibration split, or 
 
 def option(default: Any, help: str, **rules: float) -> Any:
     """A field that users may set: its default, one line of meaning, and for numbers the bounds (`low`, `above`)."""
-    return field(default=default, metadata={"help": help, "rules": {**rules, "high": 10**9} if rules else {}})
+    return field(default=default, metadata={"help": help, "rules": {"high": 10**9, **rules} if rules else {}})
 
 
 @dataclass(frozen=True)
@@ -64,22 +65,51 @@ class Method(ABC):
 
     @abstractmethod
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        """Start the server's half."""
+        """Start the server's half.
+
+        Args:
+            n_classes: K of the logits.
+            rounds: rounds at most.
+            seed: of whatever is drawn at random.
+
+        Returns:
+            The fit: what it asks next, and in the end the scaler's parameters.
+        """
 
     @abstractmethod
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
-        """Reply to a query from a client's samples (at least one) and what it kept from its last reply (empty at first)."""
+        """Reply to a query: the client's half.
+
+        Args:
+            query: the server's.
+            samples: the client's, at least one.
+            memory: what the client kept from its last reply; empty at first.
+
+        Returns:
+            What leaves the client, and what it keeps.
+        """
 
     @abstractmethod
     def apply(self, params: Params, logits: Tensor) -> Tensor:
-        """Return calibrated logits."""
+        """Return calibrated logits.
+
+        Args:
+            params: of the global scaler.
+            logits: (N, K) in float64.
+        """
 
     def apply_personal(self, params: Params, personal: Params, logits: Tensor) -> Tensor:
-        """Return calibrated logits at a client: by its personal scaler if it has one, else by the global one."""
+        """Return calibrated logits at a client: by its personal scaler if it has one, else by the global one.
+
+        Args:
+            params: of the global scaler.
+            personal: what `personal` made; empty: the global scaler serves.
+            logits: (N, K) in float64.
+        """
         return self.apply(personal or params, logits)
 
     def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
-        """Make a client's personal scaler; empty where the global one serves.
+        """Return a client's personal scaler; empty where the global one serves.
 
         Args:
             params: the global scaler.
@@ -90,7 +120,11 @@ class Method(ABC):
         return {}
 
     def params_from(self, query: Query) -> Params:
-        """Return the scaler that a query already holds, for a fit that is stopped early; empty if it holds none."""
+        """Return the scaler that a query already holds, for a fit that is stopped early; empty if it holds none.
+
+        Args:
+            query: the last one.
+        """
         return {}
 
 
@@ -126,7 +160,9 @@ class Averaged(Method):
         """Return the next global scaler."""
 
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        return AveragingFit(self, n_classes, rounds, seed)
+        # The same first net for every method of a run, so that ablations differ in one thing.
+        start = self.init(n_classes, torch_rng(seed, "scaler"))
+        return AveragingFit(start, self.combine, rounds, seed, latest=self.average == "latest")
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, FitScaler)
@@ -166,11 +202,11 @@ class Additive(Method):
         raise FedCalError(f"{self.name} has no private form: choose fedcal-plus, fed-bias or another that only adds")
 
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        return ExactFit(self, self.program(n_classes), rounds)
+        return ExactFit(self.program(n_classes), self.params_from, rounds)
 
     def begin_private(self, n_classes: int, rounds: int, clip: float | None) -> Fit:
         """Start the server's half under differential privacy."""
-        return ExactFit(self, self.private_program(n_classes, clip), rounds)
+        return ExactFit(self.private_program(n_classes, clip), self.params_from, rounds)
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, SumQuery)

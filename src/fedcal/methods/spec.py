@@ -72,7 +72,7 @@ class Option:
 
 
 def get_method(spec: Any, /, **options: Any) -> Method:
-    """The method that a spec names, with its options set.
+    """Return the method that a spec names, with its options set.
 
     Args:
         spec: a name of METHODS, or a name with options: "fedcal-plus:accuracy=keep,prior_shift=true".
@@ -111,25 +111,44 @@ def options_offered(method: Method) -> dict[str, Option]:
 
 
 def options_of(method: Method) -> dict[str, Any]:
-    """The options that differ from the registered method of that name, as plain JSON values."""
+    """Return the options that differ from the registered method of that name, as plain JSON values.
+
+    Args:
+        method: one of METHODS, perhaps with other options.
+    """
     registered = _registered(method)
     values = {option: getattr(method, option) for option in options_offered(method)}
     return {option: value for option, value in values.items() if value != getattr(registered, option)}
 
 
 def spec_of(method: Method) -> str:
-    """The method as text that `get_method` reads: its name, and the options that differ from the registered method."""
+    """Return the method as text that `get_method` reads: its name, and the options that differ from the registered method.
+
+    Args:
+        method: one of METHODS, perhaps with other options.
+    """
     options = [f"{option}={value_as_text(value)}" for option, value in options_of(method).items()]
     return f"{method.name}:{','.join(options)}" if options else method.name
 
 
 def method_to_json(method: Method) -> dict[str, Any]:
-    """The method as it stands in a file."""
+    """Return the method as it stands in a file.
+
+    Args:
+        method: one of METHODS, perhaps with other options.
+    """
     return {"method": method.name, "options": options_of(method)}
 
 
 def method_from_json(about: Mapping[str, Any]) -> Method:
-    """The method that a file names; other entries are ignored."""
+    """Return the method that a file names.
+
+    Args:
+        about: what `method_to_json` gave; other entries are ignored.
+
+    Raises:
+        FedCalError: the method or an option is unknown, or of the wrong type.
+    """
     name, options = about.get("method"), about.get("options")
     if not isinstance(name, str) or name not in METHODS:
         raise unknown("method", name, METHODS)

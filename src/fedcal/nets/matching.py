@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from fedcal.base.logits import Params
 from fedcal.errors import FedCalError
@@ -18,7 +17,17 @@ Perms = list[np.ndarray]  # for each hidden layer: which unit of the net stands 
 
 
 def match(params: Params, to: Params) -> Perms:
-    """M ← WeightMatching(to, params): the permutation of each hidden layer of `params`."""
+    """M ← WeightMatching(to, params): find the order of hidden units in which one net is closest to another.
+
+    Args:
+        params: the net whose units are put in order.
+        to: the net that it is compared with.
+
+    Returns:
+        The permutation of each hidden layer of `params`, for `permute`.
+    """
+    from scipy.optimize import linear_sum_assignment
+
     depth = _check(params, to)
     mine = {name: value.detach().double().numpy() for name, value in params.items()}
     theirs = {name: value.detach().double().numpy() for name, value in to.items()}

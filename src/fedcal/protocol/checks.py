@@ -91,7 +91,7 @@ def check_reply(
 
 def example_reply(method: Method, n_classes: int, query: Query) -> Params:
     """Return what a client of a single sample would reply: it shows names, shapes and types."""
-    logits, labels = torch.eye(n_classes, dtype=torch.float64)[:1], torch.zeros(1, dtype=torch.int64)
+    logits, labels = torch.eye(1, n_classes, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
     about_all = query.about(1.0) if isinstance(query, SumQuery) else query
     return method.reply(about_all, Prepared(lambda: (logits, labels)), {}).content
 

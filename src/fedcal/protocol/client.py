@@ -48,7 +48,16 @@ class Client:
 
     @classmethod
     def of(cls, method: Method, samples: Prepared, *, privacy: Privacy | None = None) -> Client:
-        """Make a client of samples that are checked already; they are read when they are needed."""
+        """Make a client of samples that are checked already; they are read when they are needed.
+
+        Args:
+            method: the federation's.
+            samples: the client's.
+            privacy: as for the class.
+
+        Returns:
+            The client.
+        """
         client = cls.__new__(cls)
         client._prepare(method, samples, privacy)
         return client
@@ -74,9 +83,12 @@ class Client:
             request: the server's.
             check: whether to look if the method's server may ask that; not needed where the server is one's own.
 
+        Returns:
+            The reply; empty where the client has no samples that the query is about.
+
         Raises:
-            LostState: where the reply would have to build on what is gone.
-            FedCalError: where the request is none of this method's, or of an earlier round.
+            LostState: the reply would have to build on what is gone.
+            FedCalError: the request is none of this method's, or of an earlier round.
         """
         if check:
             check_request(request, self.method)
@@ -121,6 +133,9 @@ class Client:
         """Return the client's personal part of a scaler; empty where the global one serves.
 
         It also works for a client that took no part.
+
+        Args:
+            scaler: the server's.
         """
         if not self.memory and not len(self.samples.labels):
             return {}
@@ -142,8 +157,11 @@ class Client:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the state of an earlier process.
 
+        Args:
+            state: what `state_dict` gave.
+
         Raises:
-            FedCalError: where it is damaged.
+            FedCalError: it is damaged.
         """
         try:
             about, tensors = state["about"], state["tensors"]

@@ -29,7 +29,14 @@ class Ledger:
     notes: Counter[str] = field(default_factory=Counter)  # clients' remarks, summed over updates
 
     def close_round(self, took_part: list[str], replies: int, up: int, down: int) -> None:
-        """Enter a round: who replied, how many clients that were, and the largest message each way."""
+        """Enter a round.
+
+        Args:
+            took_part: who replied.
+            replies: how many clients that were; several may reply as one.
+            up: bytes of the largest reply.
+            down: bytes of the request.
+        """
         self.rounds += 1
         self.took_part = took_part
         if replies:
@@ -43,7 +50,17 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Ledger:
-        """Read it back from JSON values."""
+        """Read it back.
+
+        Args:
+            values: what `to_dict` gave.
+
+        Returns:
+            The ledger.
+
+        Raises:
+            FedCalError: the values are damaged.
+        """
         try:
             return cls(**{**values, "notes": Counter(values["notes"])})
         except (KeyError, TypeError) as error:

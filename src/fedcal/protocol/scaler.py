@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedcal.base.checks import as_logits, check_kind, check_labels, check_whole, look_like_probs, warn_of_probs
+from fedcal.base import schema
+from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params, by_rows, ordered_softmax
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
@@ -21,8 +22,7 @@ from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, counted, unknown
 from fedcal.methods import METHODS, Method, method_from_json, method_to_json
 from fedcal.protocol.ledger import Ledger
-
-SCHEMA = 2
+from fedcal.protocol.valid import SCALER, SCALER_HEADER, check_params, check_personal
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Scaler:
     classes: tuple[Any, ...] = ()  # the label of each column; empty: labels are the columns' numbers
     probs: bool | None = None  # whether it takes probabilities (True) or logits (False); None: logits, nobody said so
     ledger: Ledger = field(default_factory=Ledger)  # what the fit has cost; not saved
+    federation: str = ""  # of a federation by files: a site finds what it has kept by this name
 
     def __repr__(self) -> str:
         clients = f", {counted(len(self.personal), 'client')}" if self.personal else ""
@@ -66,7 +67,13 @@ class Scaler:
         return self._by_rows(lambda calibrated: calibrated, logits, client, probs)
 
     def predict_proba(self, logits: Any, client: str | int | None = None, *, probs: bool | None = None) -> Any:
-        """Return calibrated probabilities; takes what `apply` takes."""
+        """Return calibrated probabilities in float64: a tensor if a tensor was given, else an array.
+
+        Args:
+            logits: as for `apply`.
+            client: as for `apply`.
+            probs: as for `apply`.
+        """
         return self._by_rows(ordered_softmax, logits, client, probs)
 
     def _by_rows(
@@ -87,17 +94,27 @@ class Scaler:
         return logits
 
     def personal_of(self, client: str | int | None) -> Params:
-        """Return that client's personal scaler; empty where the global one serves.
+        """Return a client's personal scaler; empty where the global one serves.
+
+        Args:
+            client: its name; None for the global scaler.
 
         Raises:
-            FedCalError: if the client is unknown.
+            FedCalError: the client is unknown.
         """
         if client is not None and self.personal and str(client) not in self.personal:
             raise FedCalError(f"{unknown('client', str(client), self.personal)}; leave it out for the global scaler")
         return self.personal.get(str(client), {}) if client is not None else {}
 
     def check_width(self, logits: Tensor) -> None:
-        """Refuse logits of another number of classes."""
+        """Refuse logits of another number of classes.
+
+        Args:
+            logits: (N, K).
+
+        Raises:
+            FedCalError: which says both numbers.
+        """
         if logits.shape[1] != self.n_classes:
             raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
 
@@ -116,41 +133,67 @@ class Scaler:
             labels = check_labels(labels, len(scores), scores.shape[1], classes=self.classes or None)
         self.personal[str(client)] = self.method.personal(self.params, {}, scores, labels)
 
-    def save(self, path: str | Path) -> None:
-        """Write what is needed to serve, atomically."""
+    def save(self, path: str | Path, *, private: bool = False) -> None:
+        """Write what is needed to serve, atomically.
+
+        Args:
+            path: the file, safetensors.
+            private: whether only this user may read it.
+        """
         about = {
-            "schema": SCHEMA,
+            "schema": SCALER,
             **method_to_json(self.method),
             "n_classes": self.n_classes,
             "classes": list(self.classes),
             "probs": self.probs,
             "clients": sorted(self.personal),
+            **({"federation": self.federation} if self.federation else {}),
         }
         tensors = nest("global", self.params)
         for client, personal in self.personal.items():
             tensors |= nest(_under(client), personal)
-        write_tensors(Path(path), tensors, about)
+        write_tensors(Path(path), tensors, about, private)
 
     @classmethod
     def load(cls, path: str | Path) -> Scaler:
         """Read a scaler that serves as the saved one did.
 
+        Args:
+            path: what `save` wrote.
+
+        Returns:
+            The scaler; its ledger is empty.
+
         Raises:
-            FedCalError: where the file is missing, damaged, or not a scaler.
+            FedCalError: the file is missing, damaged, or not a scaler.
         """
         tensors, about = read_tensors(Path(path))
-        if about.get("schema") != SCHEMA or str(about.get("method")) not in METHODS or "clients" not in about:
+        if about.get("schema") != SCALER or about.get("method") not in list(METHODS) or "clients" not in about:
             raise FedCalError(
                 f"{path} is not a scaler that this fedcal knows: write it again with `fedcal calibrate` or `fedcal run`"
             )
         try:
-            n_classes, classes = check_whole(about["n_classes"], "n_classes", low=2), about["classes"]
-            labels = tuple(check_classes(classes, n_classes).tolist()) if classes else ()
-            personal = {client: unnest(_under(client), tensors) for client in about["clients"]}
-            params, probs = unnest("global", tensors), check_kind(about["probs"])
-            return cls(method_from_json(about), params, n_classes, personal, labels, probs)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return cls._of(tensors, about)
+        except FedCalError as error:
             raise FedCalError(f"{path} is damaged ({error}): write it again") from None
+
+    @classmethod
+    def _of(cls, tensors: Params, about: dict[str, Any]) -> Scaler:
+        """The scaler that a file holds, all of it checked."""
+        schema.check(about, SCALER_HEADER, "its header")
+        n_classes, method, names = about["n_classes"], method_from_json(about), about["clients"]
+        labels = tuple(check_classes(about["classes"], n_classes).tolist()) if about["classes"] else ()
+        params, personal = unnest("global", tensors), {client: unnest(_under(client), tensors) for client in names}
+        check_params(method, params, n_classes)
+        for client, part in personal.items():
+            try:
+                check_personal(method, part, params, n_classes)
+            except FedCalError as error:
+                raise FedCalError(f"client {client}: {error}") from None
+        if len(personal) < len(names) or len(params) + sum(map(len, personal.values())) < len(tensors):
+            raise FedCalError("its clients are not those of its tensors")
+        federation = about.get("federation", "")
+        return cls(method, params, n_classes, personal, labels, about["probs"], federation=federation)
 
 
 def _under(client: str) -> str:

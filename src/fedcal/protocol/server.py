@@ -18,11 +18,12 @@ from typing import Any
 
 from fedcal.base.checks import check_whole
 from fedcal.base.logits import Params
+from fedcal.base.store import unnest
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.private_queries import PrivateQuery
 from fedcal.methods import Method, Update, get_method
-from fedcal.methods.fit import Fit, n_bytes
+from fedcal.methods.fit import AveragingFit, Fit, n_bytes
 from fedcal.methods.method import Additive
 from fedcal.methods.robust import Robust
 from fedcal.protocol.checks import Known, check_reply, example_reply
@@ -30,6 +31,7 @@ from fedcal.protocol.ledger import Ledger, query_bytes
 from fedcal.protocol.messages import Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
+from fedcal.protocol.valid import check_alike, check_params, check_server_state
 from fedcal.protocol.wire import plan_to_json
 
 RESTARTS = 3  # of an exact fit whose clients fall away: as often it begins again with those that are left
@@ -77,7 +79,14 @@ class Server:
 
     @classmethod
     def of(cls, plan: Plan) -> Server:
-        """Make the server of a plan that was written down: its federation keeps its name."""
+        """Make the server of a plan that was written down: its federation keeps its name.
+
+        Args:
+            plan: what the server and its clients agreed on.
+
+        Returns:
+            The server, before its first round.
+        """
         server = cls(plan.method, plan.n_classes, plan.seed, classes=plan.classes)
         server.plan = plan
         return server
@@ -119,6 +128,10 @@ class Server:
 
     def check(self, name: str, reply: Reply) -> None:
         """Refuse a reply that no honest client gives to this request.
+
+        Args:
+            name: whose reply it is.
+            reply: what came.
 
         Raises:
             FedCalError: one line that names the client and the reason.
@@ -175,10 +188,13 @@ class Server:
     # --- clients that fall away, and the server itself ---------------------------------------------------------------------
 
     def drop(self, names: Iterable[str]) -> bool:
-        """Go on without these clients.
+        """Go on without some clients.
 
         An exact fit that holds sums of theirs begins again with the others, so that it is exact for those who took part; not
         more than RESTARTS times, and not where that would cost privacy twice.
+
+        Args:
+            names: the clients that fell away; unknown ones are noted and change nothing.
 
         Returns:
             Whether the fit begins again: replies to the last request are then of no use.
@@ -227,9 +243,13 @@ class Server:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a server of the same method stood.
 
+        Args:
+            state: what `state_dict` gave.
+
         Raises:
-            FedCalError: where the state is damaged, or of another method or federation.
+            FedCalError: the state is damaged, or of another method or federation.
         """
+        check_server_state(state)
         about, mine = state["about"], plan_to_json(self.plan)
         for key in ("method", "options", "n_classes", "seed", "classes"):
             if about.get(key) != mine[key]:
@@ -239,12 +259,25 @@ class Server:
         try:
             self.plan = replace(self.plan, federation=str(about["federation"]))
             self._begin()
-            self.fit.load(state["tensors"], about["fit"])
+            self._load_fit(state["tensors"], about["fit"])
             self.ledger = Ledger.from_dict(about["ledger"])
             self.known = {name: Known(*declared) for name, declared in about["known"].items()}
             self.private = dict(about["private"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedCalError(f"the state is damaged ({error}): start again") from None
+
+    def _load_fit(self, tensors: Params, about: dict[str, Any]) -> None:
+        """Bring the fit to where it was, if what is stored is what its queries ask for."""
+        if not isinstance(self.fit, AveragingFit):
+            for number in range(1, about["received"] + 1):
+                check_alike(unnest(f"{number:04d}", tensors), self.example)
+                self.fit.load(tensors, {"received": number})
+                self._example = None
+            return
+        self.fit.load(tensors, about)
+        check_params(self.plan.method, self.fit.params, self.plan.n_classes)
+        for update in self.fit.latest.values() if self.fit.query is not None else ():
+            check_alike(update.content, self.example)
 
 
 class _Round:

@@ -5,18 +5,19 @@ Whatever comes in is from a stranger: it is rebuilt from known types only, and a
 
 from __future__ import annotations
 
-import json
+import math
 import types
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from safetensors.torch import load, save
 from torch import Tensor
 
+from fedcal.base import codec
+from fedcal.base.codec import pack
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params
-from fedcal.base.query import Query, contiguous
+from fedcal.base.query import Query
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import FoldMap
 from fedcal.exact.private_queries import PRIVATE_QUERIES
@@ -29,7 +30,9 @@ SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
     kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, *PRIVATE_QUERIES, FoldMap, View)
 }
-MOST = 10**9  # rounds, classes
+MOST = 10**9  # rounds
+MOST_CLASSES = 10**6
+MOST_HEADER = 16 << 20  # bytes
 DEEPEST = 8  # levels within a query: ours have four
 
 Header = dict[str, Any]
@@ -38,35 +41,30 @@ Header = dict[str, Any]
 # --- bytes ---------------------------------------------------------------------------------------------------------------
 
 
-def pack(tensors: Params, header: Header) -> bytes:
-    """Return tensors and a header as bytes."""
-    about = json.dumps({**header, "order": list(tensors)}, sort_keys=True)
-    return save({name: contiguous(value).cpu() for name, value in tensors.items()}, metadata={"fedcal": about})
-
-
 def unpack(data: Any) -> tuple[Params, Header]:
     """Return the tensors, in their order, and the header.
+
+    Args:
+        data: what `pack` gave.
 
     Raises:
         FedCalError: if the bytes are anything but what `pack` gives.
     """
     try:
-        size = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fedcal"])
-        tensors, order = load(data), header.pop("order")
-        found = {name: tensors.pop(name) for name in order}
-        if tensors:
-            raise ValueError("a tensor has no place")
-    except Exception:  # whatever a stranger's bytes make a reader raise: assertions, RecursionError, MemoryError
-        raise FedCalError("the message cannot be read: is it one of fedcal's?") from None
-    return found, header
+        return codec.unpack(data, MOST_HEADER)
+    except FedCalError as error:
+        raise FedCalError(f"the message cannot be read ({error}): is it one of fedcal's?") from None
 
 
 # --- plan, request, reply ------------------------------------------------------------------------------------------------
 
 
 def plan_to_json(plan: Plan) -> Header:
-    """Return a plan as JSON values."""
+    """Return a plan as JSON values.
+
+    Args:
+        plan: of the federation.
+    """
     classes = list(plan.classes)
     same = {"n_classes": plan.n_classes, "seed": plan.seed, "classes": classes, "federation": plan.federation}
     return {"schema": SCHEMA, **method_to_json(plan.method), **same}
@@ -75,12 +73,21 @@ def plan_to_json(plan: Plan) -> Header:
 def plan_from_json(header: Header) -> Plan:
     """Read a plan back.
 
+    Args:
+        header: what `plan_to_json` gave; other entries are ignored.
+
+    Returns:
+        The plan.
+
     Raises:
-        FedCalError: where it is damaged, or of another version.
+        FedCalError: it is damaged, or of another version.
     """
     _check_schema(header)
     kinds = {"n_classes": int, "seed": int, "classes": list, "federation": str}
-    if any(type(header.get(key)) is not kind for key, kind in kinds.items()) or not 2 <= header["n_classes"] <= MOST:
+    if (
+        any(type(header.get(key)) is not kind for key, kind in kinds.items())
+        or not 2 <= header["n_classes"] <= MOST_CLASSES
+    ):
         raise FedCalError("the federation's plan is damaged: ask for it again")
     if classes := header["classes"]:
         if not all(type(label) in (str, int, float, bool) for label in classes):
@@ -108,8 +115,14 @@ def pack_request(plan: Plan, request: Request, clients: Sequence[str] = ()) -> b
 def unpack_request(data: Any) -> tuple[Plan, Request]:
     """Read a plan and a request back.
 
+    Args:
+        data: what `pack_request` gave.
+
+    Returns:
+        The federation's plan, and the request.
+
     Raises:
-        FedCalError: where the bytes are not a request of this version.
+        FedCalError: the bytes are not a request of this version.
     """
     tensors, header = unpack(data)
     _check_schema(header)
@@ -125,8 +138,11 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
 def asked_clients(data: Any) -> list[str]:
     """Return the names of the clients that a request is meant for; empty: everybody.
 
+    Args:
+        data: what `pack_request` gave.
+
     Raises:
-        FedCalError: where the bytes are not a message.
+        FedCalError: the bytes are not a message.
     """
     clients = unpack(data)[1].get("clients", [])
     if not isinstance(clients, list) or not all(type(name) is str for name in clients):
@@ -135,8 +151,14 @@ def asked_clients(data: Any) -> list[str]:
 
 
 def pack_reply(reply: Reply, client: str) -> bytes:
-    """Return a client's reply as bytes."""
-    header = {"schema": SCHEMA, "kind": "reply", "client": client, "n": reply.n, "to": reply.to, "notes": reply.notes}
+    """Return a client's reply as bytes.
+
+    Args:
+        reply: what it replies.
+        client: its name.
+    """
+    header = {"schema": SCHEMA, "kind": "reply", "client": client, "n": reply.n, "to": reply.to}
+    header |= {"notes": {name: value for name, value in reply.notes.items() if math.isfinite(value)}}
     header |= {"probs": True} if reply.probs else {}
     return pack(reply.content, header | ({"privacy": reply.privacy} if reply.privacy else {}))
 
@@ -144,8 +166,14 @@ def pack_reply(reply: Reply, client: str) -> bytes:
 def unpack_reply(data: Any) -> tuple[str, Reply]:
     """Read a client's name and its reply back; `Server.check` looks at the values.
 
+    Args:
+        data: what `pack_reply` gave.
+
+    Returns:
+        The name, and the reply.
+
     Raises:
-        FedCalError: where the bytes are not a reply of this version.
+        FedCalError: the bytes are not a reply of this version.
     """
     tensors, header = unpack(data)
     _check_schema(header)

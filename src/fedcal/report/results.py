@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedcal.base.store import RESULTS_SCHEMA
+from fedcal.base.codec import parse_json, unseal
+from fedcal.base.run_log import read_rounds
+from fedcal.base.schema import COUNT, NUMBER, Anything, ListOf, MapOf, Maybe, Record, Text, Truth, check
+from fedcal.base.store import RESULTS_SCHEMA, read_bytes
 from fedcal.errors import FedCalError
 from fedcal.methods import METHODS, method_from_json
 from fedcal.methods.spec import short_label
@@ -17,17 +19,43 @@ POOLED = "val-ts"  # the one method that looks at the clients' pooled calibratio
 
 Results = dict[str, Any]
 
-_METRICS = ("accuracy", "top3", "ece", "ece_floor", "nll", "brier", "classwise_ece")
-_METHOD_KEYS = {
-    "global": ("n", "ece_low", "ece_high", *_METRICS),
-    "local": ("worst_ece", *_METRICS),
-    "own": ("worst_ece", *_METRICS),
-    "clients": ("local", "own"),
-    "reliability": ("edges", "count", "confidence", "accuracy", "low", "high"),
-    "cost": ("leaves", "bytes_up", "bytes_down", "rounds"),
-}
-_ROUND_KEYS = ("round", "loss", "accuracy", "ece")
-
+_METRIC = Maybe(NUMBER)
+_METRICS = dict.fromkeys(("accuracy", "top3", "ece", "ece_floor", "nll", "brier", "classwise_ece"), _METRIC)
+_OVER_CLIENTS = Record({"worst_ece": _METRIC, **_METRICS}, open=True)
+_BINS = ListOf(_METRIC)
+_BY_CLIENT = Record(dict.fromkeys(("accuracy", "ece", "ece_floor", "nll"), ListOf(_METRIC)) | {"n": ListOf(COUNT)})
+_METHOD = Record(
+    {
+        "global": Record(
+            {"n": COUNT, "ece_low": _METRIC, "ece_high": _METRIC, **_METRICS},
+            optional={"ece_against": MapOf(ListOf(_METRIC, length=3))},
+            open=True,
+        ),
+        "local": _OVER_CLIENTS,
+        "own": _OVER_CLIENTS,
+        "clients": Record({"local": _BY_CLIENT, "own": _BY_CLIENT}),
+        "reliability": Record(dict.fromkeys(("edges", "count", "confidence", "accuracy", "low", "high"), _BINS)),
+        "cost": Record(
+            {"leaves": Text(), "bytes_up": COUNT, "bytes_down": COUNT, "rounds": COUNT},
+            optional={"bytes_up_total": COUNT, "bytes_down_total": COUNT, "pooled_data": Truth(), "additive": Truth()},
+        ),
+    },
+    optional={"summary": Text(), "notes": MapOf(NUMBER)},
+    open=True,
+)
+_COUNTS = ListOf(ListOf(COUNT))
+_RESULTS = Record(
+    {
+        "config": MapOf(Anything()),
+        "data": Record(
+            {"classes": ListOf(Text()), "clients": ListOf(Text()), "train_counts": _COUNTS},
+            optional={"name": Text(), "cal_counts": _COUNTS, "test_counts": _COUNTS, "G": _METRIC,
+                      "kl": ListOf(_METRIC), "parameters": COUNT},
+        ),
+        "methods": MapOf(_METHOD),
+    },
+    open=True,
+)  # fmt: skip
 
 Verdict = Literal["lower", "higher", "unclear"]
 
@@ -41,10 +69,13 @@ class Run:
 
 
 def load(run_dir: str | Path) -> Run:
-    """Read `results.json` and `rounds.jsonl` of a run folder. Methods are in the order of `METHODS`, by short labels.
+    """Read `results.json` and `rounds.jsonl` of a run folder.
 
     Args:
         run_dir: the folder of a finished run.
+
+    Returns:
+        The run; methods are in the order of `METHODS`, by short labels.
 
     Raises:
         FedCalError: a file is missing or damaged; the message names it.
@@ -82,7 +113,7 @@ def _difference(mine: dict[str, Any], yours: dict[str, Any], other: str) -> tupl
 
 
 def _load_results(path: Path) -> Results:
-    results = _parse(_read(path), str(path))
+    results = _read(path)
     if not isinstance(results, dict) or "schema" not in results:
         raise FedCalError(f"{path}: no 'schema' in it, so not a FedCal result: point to a folder of `fedcal run`")
     if results["schema"] != RESULTS_SCHEMA:
@@ -90,19 +121,33 @@ def _load_results(path: Path) -> Results:
             f"{path}: schema {results['schema']}, this fedcal reads {RESULTS_SCHEMA}: "
             "use the fedcal version that wrote it, or repeat the run"
         )
-    for key in ("config", "data", "methods"):
-        if not isinstance(results.get(key), dict) or not results[key]:
-            raise FedCalError(f"{path}: {key!r} is missing or empty: repeat the run")
-    for key in ("classes", "clients", "train_counts"):
-        if not isinstance(results["data"].get(key), list):
-            raise FedCalError(f"{path}: data.{key} is missing: repeat the run")
-    for name, method in results["methods"].items():
-        for key, inside in _METHOD_KEYS.items():
-            part = method.get(key) if isinstance(method, dict) else None
-            missing = [k for k in inside if not isinstance(part, dict) or k not in part]
-            if missing:
-                raise FedCalError(f"{path}: methods.{name}.{key} has no {', '.join(missing)}: repeat the run")
+    try:
+        results = unseal(results, str(path))
+        check_results(results, str(path))
+    except FedCalError as error:
+        raise FedCalError(f"{error}: repeat the run") from None
     return results | {"methods": _labelled(results["methods"])}
+
+
+def check_results(results: Results, what: str) -> None:
+    """Refuse results that a report cannot show.
+
+    Raises:
+        FedCalError: which says where they are wrong.
+    """
+    check(results, _RESULTS, what)
+    if not results["methods"] or not results["config"]:
+        raise FedCalError(f"{what}: 'methods' or 'config' is empty")
+    clients, classes = len(results["data"]["clients"]), len(results["data"]["classes"])
+    for name in ("train_counts", "cal_counts", "test_counts"):
+        check(results["data"].get(name, []), ListOf(ListOf(COUNT, classes)), f"{what}: data.{name}")
+    check(results["data"]["train_counts"], ListOf(Anything(), clients), f"{what}: data.train_counts")
+    for name, method in results["methods"].items():
+        bins = len(method["reliability"]["count"])
+        for key, values in method["reliability"].items():
+            check(values, ListOf(Anything(), bins + (key == "edges")), f"{what}: methods.{name}.reliability.{key}")
+        for view, columns in method["clients"].items():
+            check(columns, MapOf(ListOf(Anything(), clients)), f"{what}: methods.{name}.clients.{view}")
 
 
 def _labelled(methods: dict[str, Any]) -> dict[str, Any]:
@@ -139,30 +184,16 @@ def in_two_lines(label: str) -> str:
     return label.replace(" (", "\n(")
 
 
+def _read(path: Path) -> Any:
+    if not path.exists():
+        raise FedCalError(f"{path}: no such file: has the run in {path.parent} finished?")
+    try:
+        return parse_json(read_bytes(path), str(path))
+    except FedCalError as error:
+        raise FedCalError(f"{error}, perhaps cut short: repeat the run") from None
+
+
 def _load_rounds(path: Path) -> list[dict[str, Any]]:
-    rounds = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
-        record = _parse(line, f"{path}, line {number}")
-        if not isinstance(record, dict):
-            raise FedCalError(f"{path}, line {number}: not a round but {line[:20]!r}: repeat the run")
-        missing = [key for key in _ROUND_KEYS if key not in record]
-        if missing:
-            raise FedCalError(f"{path}, line {number}: no {', '.join(missing)}: repeat the run")
-        rounds.append(record)
-    return rounds
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise FedCalError(f"{path}: no such file: has the run in {path.parent} finished?") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedCalError(f"{path}: cannot be read ({error}): check the file or repeat the run") from None
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FedCalError(f"{where}: not valid JSON ({error.msg}), perhaps cut short: repeat the run") from None
+    if not path.exists():
+        raise FedCalError(f"{path}: no such file: has the run in {path.parent} finished?")
+    return read_rounds(path)

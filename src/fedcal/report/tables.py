@@ -117,7 +117,11 @@ def rows(results: Results) -> list[Row]:
 
 
 def terminal(results: Results) -> Table:
-    """The table for rich. Second values are on a line of their own, so that it is about 80 columns wide."""
+    """Return the table for rich. Second values are on a line of their own, so that it is about 80 columns wide.
+
+    Args:
+        results: of a run, as `load` gives them.
+    """
 
     def stacked(text: str) -> str:
         return escape(text.replace(" [", "\n[").replace(" / ", "\n"))
@@ -144,7 +148,11 @@ def narrow(label: str, width: int = 14) -> str:
 
 
 def markdown(results: Results) -> str:
-    """A Markdown table with its note."""
+    """Return a Markdown table with its note.
+
+    Args:
+        results: of a run, as `load` gives them.
+    """
 
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(cells)} |"
@@ -159,7 +167,11 @@ def markdown(results: Results) -> str:
 
 
 def latex(results: Results) -> str:
-    """A LaTeX table with its note; it needs `\\usepackage{booktabs}`."""
+    r"""Return a LaTeX table with its note; it needs `\usepackage{booktabs}`.
+
+    Args:
+        results: of a run, as `load` gives them.
+    """
     shown = columns(results)
     body = [[row.method, *_marked(row, shown, Bold)] for row in rows(results)]
     return latex_table(["Method", *(c.title for c in shown)], body, note=note(results))

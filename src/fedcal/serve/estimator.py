@@ -68,8 +68,19 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         self.probs = probs
 
     def fit(self, X: Any, y: Any = None, groups: Any = None) -> Self:
-        """Fit on clients, `fit([(logits, y), …])` or `fit({name: (logits, y), …})`; or on arrays as elsewhere in
-        scikit-learn: `fit(logits, y, groups=sites)`, one client per group, or `fit(logits, y)`, a single client."""
+        """Fit a scaler on clients, or on arrays as elsewhere in scikit-learn.
+
+        Args:
+            X: clients, as [(logits, y), …] or {name: (logits, y), …}; or the logits of all of them, with `y`.
+            y: labels of the rows of X, if that is an array.
+            groups: the client of each row; without it, all rows are of one client.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            FedCalError: an argument or a client's samples are not as they should be.
+        """
         options = self._options()
         pairs = self._clients(X, y, groups)
         first = as_tensor(next(iter(pairs.values()))[0], "logits")
@@ -87,20 +98,39 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         return self
 
     def welcome(self, client: str | int, logits: Any, y: Any = None) -> Self:
-        """Make a client known that took no part, from samples of its own: with labels or, for fedcal-plus, without."""
+        """Make a personal scaler for a client that took no part, from samples of its own.
+
+        Args:
+            client: its name.
+            logits: of its samples.
+            y: their labels; may be left out for fedcal-plus.
+
+        Returns:
+            The estimator itself.
+        """
         check_is_fitted(self)
         self.scaler_.welcome(client, logits, y)
         return self
 
     def predict_proba(self, X: Any, client: str | int | None = None) -> np.ndarray:
-        """Calibrated probabilities, a column for each of `classes_`; for the federation, or for a client of it."""
+        """Return calibrated probabilities, one column for each of `classes_`.
+
+        Args:
+            X: logits, or probabilities with `probs=True`.
+            client: whose personal scaler to use; the global one if not given.
+        """
         check_is_fitted(self)
         scores = _column(_array(X)) if self.n_features_in_ == 1 else _array(X)
         logits = validate_data(self, scores, reset=False, dtype=[np.float64, np.float32])
         return self.scaler_.predict_proba(logits, client)
 
     def predict(self, X: Any, client: str | int | None = None) -> np.ndarray:
-        """The most probable of `classes_`."""
+        """Return the most probable of `classes_`.
+
+        Args:
+            X: as for `predict_proba`.
+            client: as for `predict_proba`.
+        """
         columns = self.predict_proba(X, client).argmax(axis=1)
         return self.classes_[columns]
 

@@ -64,6 +64,11 @@ class CalibratedModel(nn.Module):
         self.output = output
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return calibrated probabilities, or logits (see `output`), of a batch.
+
+        Args:
+            x: what the model takes.
+        """
         scores = self.model(x)
         calibrated = self.scaler(scores)
         dtype = torch.promote_types(scores.dtype, torch.float32)
@@ -99,15 +104,20 @@ class ScalerModule(nn.Module):
 
 
 def export_onnx(calibrated: CalibratedModel, example: Tensor, path: str | Path) -> float:
-    """Write model and scaler as one ONNX file that takes batches of any size.
+    """Write model and scaler as one ONNX file that takes batches of any size. Needs `pip install 'fedcal[onnx]'`.
 
-    The graph is run in onnxruntime on `example` before the file is written; more than 1e-5 of difference in a
-    probability is an error. Returns the largest difference. Needs `pip install 'fedcal[onnx]'`.
+    The graph is run in onnxruntime on `example` before the file is written.
 
     Args:
         calibrated: what to export; as in `eval()`, whatever its mode.
         example: a batch of inputs.
         path: where to write, atomically.
+
+    Returns:
+        The largest difference in a probability between onnxruntime and PyTorch.
+
+    Raises:
+        FedCalError: a package is missing, an argument is not as it should be, or the difference is more than 1e-5.
     """
     try:
         import onnxruntime

@@ -5,10 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedcal.base.logits import Params
+from fedcal.base.schema import Anything, ListOf, MapOf, Number, Record, Text, Tuple, check
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
 from fedcal.errors import FedCalError
+from fedcal.protocol.valid import check_client_state
 from fedcal.simulate.config import MACHINE, SCHEMA
 from fedcal.simulate.federation import Federation
+from fedcal.transport.memory import Exchange
+
+STATE = MapOf(Anything())  # of a server or a client, which check it themselves
+METHOD = Record({"server": STATE, "clients": ListOf(Tuple((Text(), STATE)))})
+HEADER = Record(
+    {
+        "schema": Number(whole=True),
+        "round": Number(0, 10**9, whole=True),
+        "config": MapOf(Anything()),
+        "methods": MapOf(METHOD),
+    }
+)
 
 
 def save_checkpoint(path: Path, state: Federation) -> None:
@@ -23,7 +38,7 @@ def save_checkpoint(path: Path, state: Federation) -> None:
         clients = [[client, of["about"]] for client, of in kept["clients"].items()]
         methods[name] = {"server": kept["server"]["about"], "clients": clients}
     about = {"schema": SCHEMA, "round": state.round, "config": state.config.to_dict(), "methods": methods}
-    write_tensors(path, tensors, about)
+    write_tensors(path, tensors, about, private=True)  # clients' states are in it
 
 
 def load_checkpoint(path: Path, state: Federation) -> None:
@@ -38,15 +53,26 @@ def load_checkpoint(path: Path, state: Federation) -> None:
     if not isinstance(theirs, dict) or what_it_is != {k: v for k, v in theirs.items() if k not in MACHINE}:
         raise FedCalError(f"{path} belongs to another run: delete it, or use another folder")
     try:
+        check(about, HEADER, "its header")
+        if about["round"] > state.config.rounds or about["methods"].keys() != state.calibrations.keys():
+            raise FedCalError("it is of other rounds or methods")
         state.model.load_state_dict(unnest("model", tensors))
         for name, exchange in state.calibrations.items():
-            kept, mine = about["methods"][name], unnest(name, tensors)
-            clients = {
-                client: {"about": of, "tensors": unnest(f"client/{i}", mine)}
-                for i, (client, of) in enumerate(kept["clients"])
-            }
-            server = {"about": kept["server"], "tensors": unnest("server", mine)}
-            exchange.load_state_dict({"server": server, "clients": clients})
+            _load_method(exchange, about["methods"][name], unnest(name, tensors))
         state.round = about["round"]
-    except (KeyError, RuntimeError, TypeError, ValueError):
-        raise FedCalError(f"{path} does not fit this federation: delete it, or use another folder") from None
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if isinstance(error, FedCalError) else "other names or shapes"
+        raise FedCalError(f"{path} does not fit this federation ({reason}): delete it, or use another folder") from None
+
+
+def _load_method(exchange: Exchange, kept: dict[str, Any], tensors: Params) -> None:
+    """Put the server and the clients of a method back to where they were."""
+    clients = {
+        client: {"about": of, "tensors": unnest(f"client/{i}", tensors)}
+        for i, (client, of) in enumerate(kept["clients"])
+    }
+    for client in clients.values():
+        check_client_state(client)
+    exchange.load_state_dict(
+        {"server": {"about": kept["server"], "tensors": unnest("server", tensors)}, "clients": clients}
+    )

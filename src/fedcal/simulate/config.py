@@ -83,7 +83,7 @@ class Config:
                 raise FedCalError(f"method {spec!r} is given {times} times: name it once")
 
     def resolve(self) -> Config:
-        """The same with every `None` that depends on the data filled in."""
+        """Return the same config with every `None` that depends on the data filled in."""
         about = DATASETS[self.data]
         small = self.data in ("digits", "heart")
         known: dict[str, Any] = {
@@ -95,16 +95,27 @@ class Config:
         return replace(self, **{k: v for k, v in known.items() if getattr(self, k) is None})
 
     def methods(self) -> dict[str, Method]:
-        """The methods asked for, by their specs."""
+        """Return the methods asked for, by their specs."""
         return {spec: get_method(spec) for spec in self.method}
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in config.json."""
+        """Return it as it stands in config.json."""
         return {"schema": SCHEMA, **asdict(self), "method": [method_to_json(m) for m in self.methods().values()]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str = "config") -> Config:
-        """Back from config.json."""
+        """Read it back from config.json.
+
+        Args:
+            values: what `to_dict` gave.
+            source: where they are from, for messages.
+
+        Returns:
+            The config.
+
+        Raises:
+            FedCalError: a field is unknown or not as it should be, or the schema is another one.
+        """
         if values.get("schema") != SCHEMA:
             raise FedCalError(
                 f"{source}: schema {values.get('schema')!r}, but this fedcal reads {SCHEMA}: run it again"

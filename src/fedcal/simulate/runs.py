@@ -11,7 +11,6 @@ RUN/checkpoint.safetensors     only while the run is unfinished
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,9 @@ from typing import Any
 
 import torch
 
-from fedcal.base.store import RESULTS_SCHEMA, append_line, finite, read_json, write_bytes, write_json, write_tensors
+from fedcal.base.lock import locked
+from fedcal.base.run_log import append_round, read_rounds
+from fedcal.base.store import RESULTS_SCHEMA, finite, read_json, write_bytes, write_json, write_tensors
 from fedcal.errors import FedCalError
 from fedcal.measure.tally import Tally
 from fedcal.measure.views import Measured
@@ -55,19 +56,43 @@ def run(
 ) -> Results:
     """Train a federation, calibrate it with every method of the config, measure, and write the run folder.
 
-    Without `out` nothing is written. `resume` goes on from the folder's last checkpoint (or starts, if there is
-    none); `overwrite` replaces an earlier run. Returns what results.json holds.
+    Args:
+        config: what to run.
+        out: the run folder; without it nothing is written.
+        resume: go on from the folder's last checkpoint, or start if there is none.
+        overwrite: replace an earlier run.
+        on_round: called after every training round with its line of rounds.jsonl.
+        on_start: called with the federation before its first round.
+
+    Returns:
+        What results.json holds.
+
+    Raises:
+        FedCalError: the folder holds another run, a file is damaged, or training diverged.
     """
     config = config.resolve()
     if config.threads:
         torch.set_num_threads(config.threads)
     elif config.model in ("logistic", "mlp"):  # too small to share: a second thread only waits
         torch.set_num_threads(1)
-    folder = Path(out) if out is not None else None
-    if folder:
-        check_folder(folder, config, resume, overwrite)
+    if out is None:
+        return _run(config, None, resume, on_round, on_start)
+    folder = Path(out)
+    check_folder(folder, config, resume, overwrite)
+    with locked(folder, "fedcal run"):
+        check_folder(folder, config, resume, overwrite)  # again: another run may just have ended
         if resume and (folder / "results.json").exists() and not (folder / "checkpoint.safetensors").exists():
             return read_json(folder / "results.json")
+        return _run(config, folder, resume, on_round, on_start)
+
+
+def _run(
+    config: Config,
+    folder: Path | None,
+    resume: bool,
+    on_round: Callable[[Record], None],
+    on_start: Callable[[Federation], None],
+) -> Results:
     state = federation.assemble(config)
     if folder:
         _open_folder(folder, state, resume)
@@ -76,7 +101,7 @@ def run(
     def after_round(state: Federation, record: Record) -> None:
         on_round(record)
         if folder:
-            append_line(folder / "rounds.jsonl", json.dumps(record, sort_keys=True))
+            append_round(folder / "rounds.jsonl", record)
             if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
                 save_checkpoint(folder / "checkpoint.safetensors", state)
 
@@ -210,7 +235,10 @@ def _open_folder(folder: Path, state: Federation, resume: bool) -> None:
     checkpoint, log = folder / "checkpoint.safetensors", folder / "rounds.jsonl"
     if resume and checkpoint.exists():
         load_checkpoint(checkpoint, state)
-    lines = log.read_bytes().splitlines(keepends=True)[: state.round] if state.round and log.exists() else []
+    lines: list[bytes] = []
+    if state.round:
+        read_rounds(log, state.round)  # a damaged log is found here, before hours of training
+        lines = log.read_bytes().splitlines(keepends=True)[: state.round]
     write_bytes(log, b"".join(lines))  # first of all: where that fails, nothing is lost
     if not resume:
         for old in (*(folder / name for name in FILES), *(folder / "scalers").glob("*.safetensors")):

@@ -27,7 +27,7 @@ class Journal:
         """Write the round that the server has just received, or that it begins again."""
         number = server.fit.received
         state = server.state_dict(since=max(number - 1, 0))
-        write_tensors(self._path(server.ledger.restarts, number), state["tensors"], state["about"])
+        write_tensors(self._path(server.ledger.restarts, number), state["tensors"], state["about"], private=True)
 
     def load(self, server: Server) -> bool:
         """Bring a server that has just begun to where the last one stood.

@@ -120,13 +120,15 @@ class Exchange:
         Returns:
             The scaler; with every client's personal part, unless the clients are streamed and the method is exact.
         """
-        while self.server.request is not None:
-            self.round(samples)
+        self._renew(samples)
+        while (request := self.server.request) is not None:
+            self.server.receive(self._replies(request, samples), check=False)
             on_round(self.server)
         return self.scaler(samples)
 
     def round(self, samples: Mapping[str, Samples]) -> None:
-        """Carry the server's request to these clients, and their replies back."""
+        """Run one round with these clients; their samples may have changed since the last one."""
+        self._renew(samples)
         if (request := self.server.request) is not None:
             self.server.receive(self._replies(request, samples), check=False)
 
@@ -136,7 +138,7 @@ class Exchange:
         if streamed and self.method.additive:
             return scaler
         for name, client in self._one_by_one():
-            if name in samples:
+            if name in samples:  # one that replied together with others has only its part of what they keep
                 client.samples = self._unread((name,), samples)
             scaler.personal[name] = client.personalize(scaler)
             if streamed:
@@ -170,7 +172,7 @@ class Exchange:
         share, streamed = about_a_share(request.query), isinstance(samples, Stream)
         spoke: list[Group] = []
         for group in self._few if share and self._few is not None else self._groups(samples):
-            client = self._client(group, samples)
+            client = self.clients.get(group) or Client.of(self.method, self._unread(group, samples))
             reply = client.reply(request, check=False)
             if not reply.n:
                 continue
@@ -205,18 +207,11 @@ class Exchange:
             size += logits.numel()
         return [*groups, tuple(group)] if group else groups
 
-    def _client(self, group: Group, samples: Mapping[str, Samples]) -> Client:
-        """The group's client: as it was, if its samples are still the same; else with its state and the new samples."""
-        first, known = group[0], self.clients.get(group)
-        streamed = isinstance(samples, Stream)
-        if known and (streamed or len(group) > 1):
-            return known
-        if known and known.samples.logits is samples[first][0] and known.samples.labels is samples[first][1]:
-            return known
-        client = Client.of(self.method, self._unread(group, samples))
-        if known:
-            client.load_state_dict(known.state_dict())
-        return client
+    def _renew(self, samples: Mapping[str, Samples]) -> None:
+        """Give clients that are known already new samples; what they keep stays."""
+        for group, client in self.clients.items():
+            if all(name in samples for name in group):
+                client.samples, client.n = self._unread(group, samples), None
 
     def _unread(self, group: Group, samples: Mapping[str, Samples]) -> Prepared:
         """The group's samples; those of a single client are read when they are needed."""

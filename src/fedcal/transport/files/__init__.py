@@ -1,7 +1,7 @@
 """A federation by files, over any channel: the server requests, every site replies, until the server has its scaler.
 
     server   start     request-0001.safetensors
-    site     reply     SITE-0001.safetensors, and SITE.state.safetensors, which never leaves
+    site     reply     SITE-0001.safetensors, and SITE.state/FEDERATION.safetensors, which never leaves
     server   receive   request-0002.safetensors …, and in the end scaler.safetensors
     site     finish    SITE-scaler.safetensors: the global scaler and the site's personal part
 

@@ -1,27 +1,26 @@
-"""A site's files: SITE.state.safetensors stays there; replies go to the server."""
+"""A site's files: what it keeps stays there, apart for every federation; replies go to the server.
+
+SITE.state/FEDERATION.safetensors   what the site keeps between replies
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
 
 from torch import Tensor
 
-from fedcal.base.store import read_tensors, write_bytes, write_tensors
+from fedcal.base.lock import locked
+from fedcal.base.store import check_outputs, make_folder, read_bytes, read_tensors, write_bytes, write_tensors
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, unknown
 from fedcal.exact.prepared import Prepared
 from fedcal.methods import Method
 from fedcal.protocol import Client, LostState, Plan, Request, Scaler
 from fedcal.protocol.checks import check_client_name, check_n_classes, check_no_samples_leave
+from fedcal.protocol.valid import check_client_state
 from fedcal.protocol.wire import asked_clients, pack_reply, unpack_request
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return a file's bytes, or raise a FedCalError that names it."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FedCalError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def read_request(path: Path) -> tuple[Plan, Request, list[str]]:
@@ -54,7 +53,7 @@ def reply(
         request: the server's file.
         samples: logits and labels of the site, checked.
         site: its name.
-        state: what it keeps from one reply to the next; this file never leaves the site.
+        state: the folder of what it keeps from one reply to the next; it never leaves the site.
         out: the reply; SITE-NNNN.safetensors beside the request if not given.
         probs: whether the site's file held probabilities.
 
@@ -62,26 +61,37 @@ def reply(
         The path of the reply.
 
     Raises:
-        LostState: where the reply builds on a state that is gone, or the state is of another federation.
+        LostState: where the reply builds on a state that is gone.
         FedCalError: where the request is refused, or not for this site.
     """
     plan, asked, sites = read_request(request)
     if site not in sites:
         raise FedCalError(f"{unknown('site', site, sites)} (this federation's; say which one with --name)")
     check_n_classes(site, samples[0].shape[1], plan)
-    client = _client(plan.method, samples, site, state)
-    if asked.round > 1 and client.federation not in ("", plan.federation):
-        raise LostState(f"{state} is of another federation: give the --state of this one")
-    client.probs = probs
-    try:
-        found = client.reply(asked)
-    except LostState as error:
-        raise LostState(f"{state}: {error}; where it is elsewhere, give --state") from None
-    kept = client.state_dict()
-    write_tensors(state, kept["tensors"], kept["about"] | {"site": site})
     path = out or request.with_name(f"{site}-{asked.round:04d}.safetensors")
-    write_bytes(path, pack_reply(found, site))
+    kept_in = state_file(state, plan.federation)
+    check_outputs({"--state": kept_in, "--out": path}, [request])
+    make_folder(state, private=True)
+    with locked(state, f"fedcal client reply, round {asked.round}"):
+        client = _client(plan.method, samples, site, kept_in)
+        client.probs = probs
+        try:
+            found = client.reply(asked)
+        except LostState as error:
+            raise LostState(f"{state}: {error}; where it is elsewhere, give --state") from None
+        kept = client.state_dict()
+        write_tensors(kept_in, kept["tensors"], kept["about"] | {"site": site}, private=True)
+        write_bytes(path, pack_reply(found, site))
     return path
+
+
+def state_file(state: Path, federation: str) -> Path:
+    """Return where a site keeps what it needs for one federation; the federation's name comes from a stranger."""
+    if state.exists() and not state.is_dir():
+        raise FedCalError(f"--state {state} is a file: give a folder")
+    if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", federation):
+        federation = hashlib.blake2b(federation.encode(errors="replace"), digest_size=16).hexdigest()
+    return state / f"{federation}.safetensors"
 
 
 @one_thread()
@@ -94,7 +104,7 @@ def finish(
         scaler: the server's.
         samples: logits of the site and their labels; without labels for methods that do not need them.
         site: its name.
-        state: what it kept from its last reply.
+        state: the folder of what it kept from its last reply.
         out: the file to write.
         probs: whether the site's file held probabilities: its scaler then takes probabilities.
 
@@ -107,14 +117,16 @@ def finish(
     final = Scaler.load(scaler)
     logits, labels = samples
     final.check_width(logits)
-    client = _client(final.method, (logits, logits[:0] if labels is None else labels), check_client_name(site), state)
+    kept = state_file(state, final.federation)
+    check_outputs({"--state": kept, "--out": out}, [scaler])
+    client = _client(final.method, (logits, logits[:0] if labels is None else labels), check_client_name(site), kept)
     if labels is None:
         personal = final.method.personal(final.params, client.memory, logits.double(), None)
     else:
         personal = client.personalize(final)
-    final.probs, final.personal = probs, {site: personal}
-    final.save(out)
-    return state.exists()
+    final.probs, final.personal, final.federation = probs, {site: personal}, ""
+    final.save(out, private=True)  # a personal part tells of the site's label distribution
+    return kept.exists()
 
 
 def _client(method: Method, samples: tuple[Tensor, Tensor], site: str, state: Path) -> Client:
@@ -124,5 +136,10 @@ def _client(method: Method, samples: tuple[Tensor, Tensor], site: str, state: Pa
         tensors, about = read_tensors(state)
         if about.get("site") != site:
             raise FedCalError(f"{state} is not the state of {site}: give its own with --state")
-        client.load_state_dict({"tensors": tensors, "about": about})
+        stored = {"tensors": tensors, "about": about}
+        try:
+            check_client_state(stored)
+            client.load_state_dict(stored)
+        except FedCalError as error:
+            raise FedCalError(f"{state}: {error}") from None
     return client

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ import torch
 
 from fedcal.base.checks import check_whole
 from fedcal.base.labels import check_classes
-from fedcal.base.store import read_json, write_bytes, write_json
+from fedcal.base.lock import locked
+from fedcal.base.schema import NAME, ListOf, Record, check
+from fedcal.base.store import check_outputs, read_bytes, read_json, regular_size, write_bytes, write_json
 from fedcal.data.samples import name_columns
 from fedcal.errors import FedCalError, counted, unknown
 from fedcal.methods import get_method
 from fedcal.protocol import Reply, Scaler, Server
 from fedcal.protocol.checks import check_bytes, check_client_name, check_no_samples_leave
 from fedcal.protocol.wire import pack_request, plan_from_json, plan_to_json, unpack_reply
-from fedcal.transport.files.client import read_bytes
 from fedcal.transport.journal import Journal
+
+FEDERATION = Record({"sites": ListOf(NAME)}, open=True)  # `plan_from_json` checks the rest
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,9 @@ class ServerFolder:
         if request := self.server.request:
             write_bytes(self.output, pack_request(self.server.plan, request, self.sites))
         else:
-            self.server.scaler.save(self.output)
+            scaler = self.server.scaler
+            scaler.federation = self.server.plan.federation
+            scaler.save(self.output)
 
 
 def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[str], seed: int = 0) -> ServerFolder:
@@ -75,12 +81,13 @@ def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[s
         check_client_name(site)
     if not sites or len(set(sites)) < len(sites):
         raise FedCalError(f"sites must have different names, not {','.join(sites)!r}: --sites siteA,siteB")
-    if (folder / "federation.json").exists():
-        raise FedCalError(f"{folder} holds a federation already: choose another folder")
-    federation = ServerFolder(folder, Server(chosen, n_classes, seed, classes=labels), tuple(sorted(sites)))
-    federation.write_output()
-    about = plan_to_json(federation.server.plan) | {"sites": list(federation.named)}
-    write_json(folder / "federation.json", about)  # last: the federation exists from here on
+    with locked(folder, "fedcal server start"):
+        if (folder / "federation.json").exists():
+            raise FedCalError(f"{folder} holds a federation already: choose another folder")
+        federation = ServerFolder(folder, Server(chosen, n_classes, seed, classes=labels), tuple(sorted(sites)))
+        federation.write_output()
+        about = plan_to_json(federation.server.plan) | {"sites": list(federation.named)}
+        write_json(folder / "federation.json", about)  # last: the federation exists from here on
     return federation
 
 
@@ -99,8 +106,13 @@ def receive(folder: Path, replies: Sequence[Path], without: Sequence[str] = ()) 
     Raises:
         FedCalError: where a reply is missing, doubled or refused, or there is nothing to reply to.
     """
-    federation = _load(folder)
-    server = federation.server
+    with _held(folder, "receive") as federation:
+        _receive(federation, replies, without)
+        return federation
+
+
+def _receive(federation: ServerFolder, replies: Sequence[Path], without: Sequence[str]) -> None:
+    folder, server = federation.folder, federation.server
     if server.request is None:
         rounds = counted(server.ledger.rounds, "round")
         raise FedCalError(f"{folder} is done after {rounds}: its scaler is {federation.output}")
@@ -114,19 +126,24 @@ def receive(folder: Path, replies: Sequence[Path], without: Sequence[str] = ()) 
         server.receive(_read_replies(federation, replies))
     federation.write_output()
     Journal(folder).append(server)  # last: the round counts from here on
-    return federation
 
 
 def status(folder: Path) -> ServerFolder:
     """Read where a federation stands, and write its request (or scaler) again if that was lost.
 
+    Args:
+        folder: the server's.
+
+    Returns:
+        The federation after its last round.
+
     Raises:
-        FedCalError: where the folder holds no federation, or a damaged one.
+        FedCalError: the folder holds no federation, or a damaged one.
     """
-    federation = _load(folder)
-    if not federation.output.exists():
-        federation.write_output()
-    return federation
+    with _held(folder, "status") as federation:
+        if not federation.output.exists():
+            federation.write_output()
+        return federation
 
 
 def merge(scaler: Path, parts: Sequence[Path], out: Path) -> list[str]:
@@ -143,7 +160,9 @@ def merge(scaler: Path, parts: Sequence[Path], out: Path) -> list[str]:
     Raises:
         FedCalError: where a part is of another scaler.
     """
+    check_outputs({"--out": out}, [scaler, *parts])
     whole = Scaler.load(scaler)
+    whole.federation = ""
     for path in parts:
         part = Scaler.load(path)
         same = part.method == whole.method and part.params.keys() == whole.params.keys()
@@ -154,15 +173,23 @@ def merge(scaler: Path, parts: Sequence[Path], out: Path) -> list[str]:
     return sorted(whole.personal)
 
 
-def _load(folder: Path) -> ServerFolder:
-    """The federation as it stood after the last round in its journal."""
-    path = folder / "federation.json"
-    if not path.exists():
+@contextmanager
+def _held(folder: Path, command: str) -> Iterator[ServerFolder]:
+    """The federation as it stood after the last round in its journal, held for this process."""
+    if not (folder / "federation.json").exists():
         raise FedCalError(f"{folder} holds no federation: begin one with `fedcal server start`")
+    with locked(folder, f"fedcal server {command}"):
+        yield _load(folder)
+
+
+def _load(folder: Path) -> ServerFolder:
+    path = folder / "federation.json"
     about = read_json(path)
-    if not isinstance(about.get("sites"), list):
-        raise FedCalError(f"{path} is damaged: start again")
-    server = Server.of(plan_from_json(about))
+    try:
+        check(about, FEDERATION, "its content")
+        server = Server.of(plan_from_json(about))
+    except FedCalError as error:
+        raise FedCalError(f"{path} is damaged ({error}): put the right file back, or start again") from None
     Journal(folder).load(server)
     if server.plan.federation != about["federation"]:
         raise FedCalError(f"{folder}: the rounds belong to another federation: put the right files back")
@@ -173,7 +200,7 @@ def _read_replies(federation: ServerFolder, paths: Sequence[Path]) -> dict[str, 
     """The round's replies by site, in the order of their names; `Server.receive` checks what they hold."""
     sites, example, found = federation.sites, federation.server.example, dict[str, Reply]()
     for path in paths:
-        check_bytes(str(path), path.stat().st_size if path.exists() else 0, example)
+        check_bytes(str(path), regular_size(path) if path.exists() else 0, example)
         try:
             site, reply = unpack_reply(read_bytes(path))
             if site not in sites:

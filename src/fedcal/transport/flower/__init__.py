@@ -1,5 +1,8 @@
 """FedCal inside Flower: `CalibratedStrategy` on the server, `calibration_mod` on the nodes. Needs `fedcal[flower]`."""
 
+from typing import TYPE_CHECKING
+
+from fedcal.base.lazy import lazily
 from fedcal.errors import FedCalError
 
 try:
@@ -7,11 +10,12 @@ try:
 except ImportError:
     raise FedCalError("fedcal.transport.flower needs Flower: pip install 'fedcal[flower]'") from None
 
-from fedcal.protocol import Privacy
-from fedcal.transport.flower.average import ExactFedAvg
-from fedcal.transport.flower.client import calibration_mod, logits_of, personal_scaler
-from fedcal.transport.flower.grid import LocalGrid
-from fedcal.transport.flower.strategy import CalibratedStrategy
+if TYPE_CHECKING:
+    from fedcal.protocol import Privacy
+    from fedcal.transport.flower.average import ExactFedAvg
+    from fedcal.transport.flower.client import calibration_mod, logits_of, personal_scaler
+    from fedcal.transport.flower.grid import LocalGrid
+    from fedcal.transport.flower.strategy import CalibratedStrategy
 
 __all__ = [
     "CalibratedStrategy",
@@ -22,3 +26,16 @@ __all__ = [
     "logits_of",
     "personal_scaler",
 ]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "CalibratedStrategy": "fedcal.transport.flower.strategy",
+        "ExactFedAvg": "fedcal.transport.flower.average",
+        "LocalGrid": "fedcal.transport.flower.grid",
+        "Privacy": "fedcal.protocol",
+        "calibration_mod": "fedcal.transport.flower.client",
+        "logits_of": "fedcal.transport.flower.client",
+        "personal_scaler": "fedcal.transport.flower.client",
+    },
+)

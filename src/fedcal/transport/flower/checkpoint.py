@@ -10,13 +10,14 @@ Files are written whole or not at all. The folder is deleted when the run is don
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
+from fedcal.base.codec import check_finite
 from fedcal.base.logits import Params
+from fedcal.base.schema import COUNT, Anything, Exactly, ListOf, MapOf, Record, Text, check
 from fedcal.base.store import nest, read_json, read_tensors, unnest, write_json, write_tensors
 from fedcal.errors import FedCalError
 from fedcal.protocol import Server
@@ -26,6 +27,11 @@ from fedcal.transport.flower.server import Nodes
 from fedcal.transport.journal import Journal
 
 SCHEMA = 2
+ENTRY = Record({"phase": Exactly(("training", "calibration", "evaluation")), "round": COUNT}, open=True)
+LOG = Record({"rounds": ListOf(ENTRY), "faults": ListOf(Record({**ENTRY.fields, "reason": Text(any=True)}, open=True))})
+TRAINING = Record(
+    {"schema": Exactly((SCHEMA,)), "training": COUNT, "inner": MapOf(Anything()), "server": MapOf(Anything())}
+)
 
 
 class Checkpoint:
@@ -43,7 +49,7 @@ class Checkpoint:
         tensors = nest("model", from_record(model)) | nest("server", state["tensors"]) | nest("inner", arrays)
         about = {"schema": SCHEMA, "training": done, "inner": told, "server": state["about"]}
         self._save_log(nodes)
-        write_tensors(self.folder / "training.safetensors", tensors, about)
+        write_tensors(self.folder / "training.safetensors", tensors, about, private=True)
 
     def save_round(self, done: int, model: ArrayRecord, server: Server, nodes: Nodes) -> None:
         """Save after a round on the frozen model."""
@@ -74,14 +80,18 @@ class Checkpoint:
         if about.get("schema") != SCHEMA:
             raise FedCalError(f"{self.folder} is of another version of fedcal: delete it, or use another folder")
         try:
+            check(about, TRAINING, path.name)
+            check_finite(unnest("model", tensors))
             server.load_state_dict({"tensors": unnest("server", tensors), "about": about["server"]})
+            written = read_json(self.folder / "log.json")
+            check(written, LOG, "log.json")
         except FedCalError as error:
             raise FedCalError(f"{self.folder}: {error}: delete it, or use another folder") from None
         put_back(self.inner, unnest("inner", tensors), about["inner"])
         self._journal.load(server)
-        done, written = about["training"], read_json(self.folder / "log.json")
+        done = about["training"]
         # The log is written first: a round that it has and the other files have not is run again.
-        last = {"training": done, "calibration": server.ledger.rounds}
+        last = {"training": done, "calibration": server.ledger.rounds, "evaluation": -1}
         nodes.rounds = [one for one in written["rounds"] if one["round"] <= last[one["phase"]]]
         nodes.faults = [one for one in written["faults"] if one["round"] <= last[one["phase"]]]
         return done, to_record(_ordered(unnest("model", tensors), model))
@@ -91,12 +101,13 @@ class Checkpoint:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _save_log(self, nodes: Nodes) -> None:
-        write_json(self.folder / "log.json", {"rounds": nodes.rounds, "faults": nodes.faults})
+        write_json(self.folder / "log.json", {"rounds": nodes.rounds, "faults": nodes.faults}, private=True)
 
 
-def _ordered(tensors: Params, like: Iterable[str]) -> Params:
-    """In the order that the app gave them: a file sorts them."""
-    try:
-        return {name: tensors[name] for name in like}
-    except KeyError as missing:
-        raise FedCalError(f"the checkpoint has no {missing}: it is of another model; delete it") from None
+def _ordered(tensors: Params, like: ArrayRecord) -> Params:
+    """In the order that the app gave them, with its shapes and types."""
+    mine = from_record(like)
+    for name, value in mine.items():
+        if name not in tensors or (tensors[name].shape, tensors[name].dtype) != (value.shape, value.dtype):
+            raise FedCalError(f"the checkpoint has no {name!r} of that shape: it is of another model; delete it")
+    return {name: tensors[name] for name in mine}

@@ -12,25 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from fedcal.base.checks import as_logits, check_kind, check_labels
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params
-from fedcal.base.store import nest, unnest, write_bytes
+from fedcal.base.store import nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
-from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_queries import Measure
-from fedcal.measure.views import Measured
 from fedcal.protocol import Client, Plan, Privacy, Request
 from fedcal.protocol.checks import check_n_classes, check_no_samples_leave
+from fedcal.protocol.valid import check_client_state
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
 from fedcal.transport.flower.records import (
     DATA,
@@ -41,13 +39,17 @@ from fedcal.transport.flower.records import (
     VIEWS,
     Records,
     data_of,
-    pack_measured,
     record_of,
     take_out,
     unpack_scaler,
 )
 
+if TYPE_CHECKING:
+    from fedcal.data.samples import Samples
+
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
+ClientAppCallable = Callable[[Message, Context], Message]  # as in Flower's typing module, which moved
+Mod = Callable[[Message, Context, ClientAppCallable], Message]
 STATE = "fedcal.state"  # in the node's context
 
 
@@ -103,6 +105,9 @@ def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]
 
     Returns:
         The function for `calibration_mod`.
+
+    Raises:
+        FedCalError: from that function, where a method fits on training data.
     """
 
     def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
@@ -188,6 +193,9 @@ class Node:
     @one_thread()
     def _measure(self) -> ConfigRecord:
         """Make the personal scaler, which stays here, and sums that measure the views."""
+        from fedcal.measure.views import Measured
+        from fedcal.transport.flower.measured import pack_measured
+
         plan, scaler, asked = unpack_scaler(self.data)
         frozen = self._frozen(plan)
         client = self._client(plan, Prepared(lambda: frozen))
@@ -236,7 +244,9 @@ class Node:
         client = Client.of(plan.method, samples, privacy=self.privacy)
         client.probs = self.probs
         if "client" in self.kept_of:
-            client.load_state_dict({"tensors": unnest("client", self.kept), "about": self.kept_of["client"]})
+            stored = {"tensors": unnest("client", self.kept), "about": self.kept_of["client"]}
+            check_client_state(stored)
+            client.load_state_dict(stored)
         return client
 
     def _keep(self, client: Client, personal: Params | None = None) -> None:
@@ -246,7 +256,7 @@ class Node:
         data = pack(tensors, {**self.kept_of, "client": state["about"]})
         self.context.state.config_records[STATE] = ConfigRecord({DATA: data})
         if path := self._path():
-            write_bytes(path, data)
+            write_bytes(path, data, private=True)  # logits and labels are in it
 
     def _recall(self) -> tuple[Params, dict[str, Any]]:
         kept, path = self.context.state.config_records.get(STATE), self._path()
@@ -255,9 +265,9 @@ class Node:
         if path is None or not path.exists():
             return {}, {}
         try:
-            return unpack(path.read_bytes())
-        except (FedCalError, OSError):
-            raise FedCalError(f"{path} cannot be read: delete it, and the node starts again") from None
+            return unpack(read_bytes(path))
+        except FedCalError as error:
+            raise FedCalError(f"{path} cannot be read ({error}): delete it, and the node starts again") from None
 
     def _path(self) -> Path | None:
         folder = self.context.node_config.get("fedcal-state")

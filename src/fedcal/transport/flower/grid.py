@@ -9,9 +9,13 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedcal.errors import FedCalError
+
+try:  # since Flower 1.38
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:
+    TaskIdentity = None
 
 CLIENT_APP_RAISED = 2  # Flower's code of a ClientApp that raised
 ASKED_AGAIN = 3  # times at most that a strategy asks for the nodes unless it waits for more
@@ -65,7 +69,7 @@ class PatientGrid(Grid):
         return ask(self._grid, list(messages), timeout or LONGEST)
 
 
-def ask(grid: Grid, messages: list[Message], timeout: float, pause: float = 0.2) -> list[Message]:
+def ask(grid: Grid, messages: list[Message], timeout: float, pause: float = 0.5) -> list[Message]:
     """Send messages and wait for the replies, with shorter pauses than Flower's three seconds.
 
     Args:
@@ -113,9 +117,8 @@ class LocalGrid(Grid):
             for node, config in enumerate(nodes, start=1)
         }
         self._replies: dict[str, Message] = {}
-        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = (
-            0  # the sender of messages; a real run sets it
-        )
+        if TaskIdentity is not None:  # the sender of messages; a real run sets it
+            TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 0
 
     def set_run(self, run: Any) -> None:
         raise FedCalError("a LocalGrid belongs to no run")

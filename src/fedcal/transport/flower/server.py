@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from fedcal.base.words import plain
 from fedcal.errors import FedCalError
 from fedcal.exact.private_queries import VALUES, Measure
 from fedcal.exact.queries import sum_of
@@ -25,6 +26,7 @@ from fedcal.protocol import Privacy, Reply, Request, Server
 from fedcal.protocol.checks import check_bytes, check_reply, outliers
 from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower.grid import ask
+from fedcal.transport.flower.measured import unpack_measured
 from fedcal.transport.flower.records import (
     MEASURED,
     MODEL,
@@ -39,7 +41,6 @@ from fedcal.transport.flower.records import (
     record_of,
     size,
     take_out,
-    unpack_measured,
 )
 
 T = TypeVar("T")
@@ -208,7 +209,10 @@ class Nodes:
         self.end(list(found), cost)
         if not found:
             return Measured({})
-        return add_up(found.values()).select({view: view for view in VIEWS}, sorted(self.names[node] for node in found))
+        # By name: nodes have other numbers in every federation, and the last bits of a sum depend on its order.
+        in_order = sorted(found, key=self.names.__getitem__)
+        total = add_up([found[node] for node in in_order])
+        return total.select({view: view for view in VIEWS}, [self.names[node] for node in in_order])
 
     def _measured_privately(
         self, server: Server, privacy: Privacy, records: dict[int, Records], cost: Cost, n_bins: int
@@ -253,13 +257,15 @@ class Nodes:
                 if node not in by_node:
                     self.blame(node, f"no reply within {timeout:.0f} s")
                 elif by_node[node].has_error():
-                    self.blame(node, f"error: {by_node[node].error.reason}")
+                    self.blame(node, plain(f"error: {by_node[node].error.reason}"))
                 else:
                     found[node] = take_out(by_node[node].content)
                     cost["up"] += size(found[node].values())
             return found
 
-        replies = send({node: content if node in self._with_model else whole for node in nodes})
+        # After a round of an earlier server, a node may have its logits as well: it says so if it has not.
+        earlier = any(one["phase"] == "calibration" for one in self.rounds)
+        replies = send({node: content if earlier or node in self._with_model else whole for node in nodes})
         if lost := [node for node, sent in replies.items() if _lost_logits(sent)]:
             replies = {node: sent for node, sent in replies.items() if node not in lost}
             replies |= send(dict.fromkeys(lost, whole))

@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcal.base.labels import check_classes
 from fedcal.base.store import finite, write_json
+from fedcal.base.words import plain
 from fedcal.data.samples import name_columns
 from fedcal.errors import FedCalError
 from fedcal.measure.views import Measured
@@ -315,7 +316,7 @@ class CalibratedStrategy(Strategy):
                 self._back[node] = self._round + 1 + self._silences[node]
                 self.nodes.blame(node, "no reply in time")
             elif replies[node].has_error():
-                self.nodes.blame(node, f"error: {replies[node].error.reason}")
+                self.nodes.blame(node, plain(f"error: {replies[node].error.reason}"))
 
     def _wait(self, grid: Grid, wanted: int) -> list[int]:
         """The nodes that are there, once they are as many as wanted or patience is over; at least one."""

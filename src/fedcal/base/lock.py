@@ -1,0 +1,87 @@
+"""One process at a time in a folder. The kernel releases a lock when its process ends, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedcal.base.codec import parse_json
+from fedcal.errors import FedCalError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock: folders are not locked there
+    fcntl = None
+
+NAME = ".fedcal.lock"
+
+
+@contextmanager
+def locked(folder: Path, command: str) -> Iterator[None]:
+    """Hold a folder for this process while the block runs. A folder that is not there is made, and deleted if it stays empty.
+
+    Args:
+        folder: to hold. Its lock file says who holds it, and is deleted at the end.
+        command: what this process does, for the message that another one gets.
+
+    Raises:
+        FedCalError: where another process holds the folder; it says which one.
+    """
+    if fcntl is None:
+        yield
+        return
+    path = folder / NAME
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = _take(path)
+    except OSError as error:
+        raise FedCalError(
+            f"cannot lock {folder}: {error.strerror or error}; choose a folder you can write to"
+        ) from None
+    if handle is None:
+        raise FedCalError(f"{folder} is in use by {_holder(path)}: wait for it to end, or choose another folder")
+    try:
+        about = {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": time.strftime("%F %T")}
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps(about).encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before it is released: whoever opened it meanwhile finds that it is gone
+        os.close(handle)
+        with suppress(OSError):  # those that hold something stay
+            for one in made:
+                one.rmdir()
+
+
+def _take(path: Path) -> int | None:
+    """The open lock file; None where another process holds it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except FileNotFoundError:  # the one who held it has just deleted it: try again
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _holder(path: Path) -> str:
+    try:
+        about = parse_json(path.read_bytes()[:10_000], str(path))
+        return f"process {about['pid']} on {about['host']} ({about['command']}, since {about['since']})"
+    except (FedCalError, OSError, KeyError, TypeError):  # it is just being written
+        return "another process"

@@ -1,0 +1,306 @@
+"""A table of scores in a .npz, .csv or .parquet, as arrays: which columns hold what follows from their names alone.
+
+Sizes are looked at before data: a small file may claim, or unfold to, more than any machine's memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+
+from fedcal.base.store import MOST_BYTES, regular_size
+from fedcal.errors import FedCalError
+
+Kind = Literal["logits", "probs"]
+LABELS = ("labels", "label")
+SITES = ("site", "sites", "client", "clients")
+NOT_SCORES = (*LABELS, *SITES, "predictions", "prediction")
+EITHER = "score"  # a score may be a probability, if the user says so
+KINDS: dict[str, Kind] = {"logits": "logits", "logit": "logits", EITHER: "logits"}
+KINDS |= dict.fromkeys(("probs", "prob", "p", "probabilities", "probability"), "probs")
+COLUMN = re.compile(rf"({'|'.join(KINDS)})_([0-9]+)")
+LONGEST_LINE = 1 << 24  # characters
+AS_TEXT = 8  # how many bytes of text, at most, may stand for one of a number in memory
+
+
+class Content(NamedTuple):
+    """A file's arrays as they are, and the name of the one with the scores."""
+
+    name: str
+    scores: Any
+    labels: Any
+    sites: Any
+
+
+def read_content(path: Path, kind: Kind | None, most_bytes: int = MOST_BYTES) -> Content:
+    """Read a file's arrays.
+
+    Args:
+        path: a .npz, .csv or .parquet.
+        kind: what arrays of other names are, or which of two to take.
+        most_bytes: that the arrays may take in memory.
+
+    Raises:
+        FedCalError: where the file is missing, damaged, too large, or does not say what its columns are.
+    """
+    readers: dict[str, Callable[[Path, Kind | None, int], Content]]
+    readers = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise FedCalError(f"a site's file is one of {', '.join(readers)}, not {path.suffix or 'without ending'!r}")
+    try:
+        check_size(regular_size(path), AS_TEXT * most_bytes)
+        return reader(path, kind, most_bytes)
+    except FileNotFoundError:
+        raise FedCalError("no such file") from None
+
+
+def check_size(n_bytes: int, most_bytes: int) -> None:
+    """Refuse what would take more memory than the user allows."""
+    if n_bytes > most_bytes:
+        raise FedCalError(
+            f"{n_bytes / 2**30:.1f} GiB of numbers, where {most_bytes / 2**30:.1f} are the most: is it the right file? "
+            "If so, raise --max-bytes (or FEDCAL_MAX_BYTES)"
+        )
+
+
+def _choose(names: Iterable[str], kind: Kind | None) -> str:
+    """The one array that holds the scores."""
+    names = [name for name in names if name not in NOT_SCORES]
+    known = [name for name in names if name in KINDS]
+    fitting = (
+        [name for name in known if kind in (None, KINDS[name]) or name == EITHER] if known else names if kind else []
+    )
+    if len(fitting) == 1:
+        return fitting[0]
+    found = ", ".join(names) or "nothing else"
+    if len(fitting) > 1:
+        raise FedCalError(f"which of {found} is meant? Leave one, or say --logits or --probs")
+    if known:
+        raise FedCalError(f"--{kind} is said, but the file has {found}: rename that, or leave the option out")
+    raise FedCalError(f"neither logits nor probs, but {found}: rename that, or say --logits or --probs")
+
+
+def _one_of(names: Sequence[str], found: Iterable[str]) -> str | None:
+    """The one of several names for the same thing that a file uses."""
+    held = [name for name in found if name in names]
+    if len(held) > 1:
+        raise FedCalError(f"{' and '.join(held)} are one thing: leave one of them")
+    return held[0] if held else None
+
+
+def _npz(path: Path, kind: Kind | None, most_bytes: int) -> Content:
+    try:
+        with path.open("rb") as file:
+            if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+                raise FedCalError("a single array, not an .npz: np.savez(path, logits=…, labels=…)")
+            file.seek(0)
+            with zipfile.ZipFile(file) as archive:
+                names = [name.removesuffix(".npy") for name in archive.namelist()]
+                name, labels, sites = _choose(names, kind), _one_of(LABELS, names), _one_of(SITES, names)
+                wanted = [one for one in (name, labels, sites) if one is not None]
+                check_size(sum(_array_bytes(archive, one) for one in wanted), most_bytes)
+                arrays = {one: _array(archive, one) for one in wanted}
+                return Content(name, arrays[name], arrays.get(labels or ""), arrays.get(sites or ""))
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        MemoryError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        if isinstance(error, FedCalError | FileNotFoundError):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FedCalError(f"damaged, or no .npz of plain arrays ({reason})") from None
+
+
+def _open(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    return archive.open(f"{name}.npy" if f"{name}.npy" in archive.namelist() else name)
+
+
+def _array_bytes(archive: zipfile.ZipFile, name: str) -> int:
+    """What an array takes in memory, as its header says; whole numbers become floating-point ones."""
+    with _open(archive, name) as file:
+        version = npy.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise FedCalError(f"{name}: not an array of numbers or strings")
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read(file)
+    count = 1
+    for length in shape:
+        count *= int(length)
+    return count * (8 if dtype.kind in "biu" else max(dtype.itemsize, 1))
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    with _open(archive, name) as file:
+        return npy.read_array(file, allow_pickle=False)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """Which columns of a table to take."""
+
+    name: str
+    scores: list[int]  # in the order of classes
+    label: int | None
+    site: int | None
+
+
+def _plan(header: list[str], kind: Kind | None) -> Plan:
+    at: dict[str, dict[int, int]] = {}
+    others = [i for i, name in enumerate(header) if name not in NOT_SCORES]
+    if len(set(header)) < len(header):
+        raise FedCalError("two columns have one name: name them apart")
+    for i in others:
+        if match := COLUMN.fullmatch(header[i]):
+            if len(match[2]) > 9:
+                raise FedCalError(f"column {header[i][:40]}…: classes are numbered from 0")
+            numbered = at.setdefault(match[1], {})
+            if (other := numbered.setdefault(int(match[2]), i)) != i:
+                raise FedCalError(f"columns {header[other]} and {header[i]} are of one class: leave one of them")
+    if not at:  # a single column of two classes
+        at = {header[i]: {0: i} for i in others if header[i] in KINDS}
+    if not at and kind is None:
+        raise FedCalError(
+            f"columns {', '.join(header) or 'none'}: name them logit_0 … or p_0 …, or say --logits or --probs"
+        )
+    name = _choose(at or ["columns"], kind)
+    columns = at.get(name, dict(enumerate(others)))
+    if missing := [k for k in range(len(columns)) if k not in columns]:
+        raise FedCalError(f"column {name}_{missing[0]} is missing: classes are numbered from 0")
+    label, site = (_one_of(names, header) for names in (LABELS, SITES))
+    return Plan(
+        name,
+        [columns[k] for k in range(len(columns))],
+        None if label is None else header.index(label),
+        None if site is None else header.index(site),
+    )
+
+
+def _csv(path: Path, kind: Kind | None, most_bytes: int) -> Content:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
+            header = [name.strip() for name in next(csv.reader([_line(file, 1)]), [])]
+            plan, start = _plan(header, kind), file.tell()
+            rows = _count_rows(file, len(header))
+            check_size(rows * 8 * (len(plan.scores) + (plan.label is not None) + (plan.site is not None)), most_bytes)
+            warnings.simplefilter("ignore")  # of a file without rows
+
+            def read(columns: list[int], kind: Any = float) -> np.ndarray:
+                file.seek(start)
+                table = np.loadtxt(file, kind, delimiter=",", quotechar='"', usecols=columns, ndmin=2, comments=None)
+                return table.reshape(-1, len(columns))
+
+            def words(column: int | None) -> Any:
+                return None if column is None else _as_words(read([column], object)[:, 0].tolist(), most_bytes)
+
+            scores, labels = _numbers(read, words, plan)
+            return Content(plan.name, scores, labels, words(plan.site))
+    except (OSError, ValueError, csv.Error) as error:
+        if isinstance(error, FedCalError | FileNotFoundError):
+            raise
+        raise FedCalError(f"cannot be read as CSV ({str(error).splitlines()[0]})") from None
+
+
+def _line(file: IO[str], number: int) -> str:
+    """The next line, if it is no longer than lines are."""
+    line = file.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise FedCalError(f"line {number} has over {LONGEST_LINE} characters: is it a CSV file?")
+    return line
+
+
+def _count_rows(file: IO[str], width: int) -> int:
+    """The number of rows, all of which have as many cells as the header."""
+    rows, number = 0, 1
+    while line := _line(file, number := number + 1):
+        if not line.strip():
+            continue
+        cells = len(next(csv.reader([line]))) if '"' in line else line.count(",") + 1
+        if cells != width:
+            raise FedCalError(f"line {number} has {cells} cells, where the header has {width}: give as many")
+        rows += 1
+    return rows
+
+
+def _as_words(values: list[Any], most_bytes: int) -> np.ndarray:
+    """Strings as an array, in which each takes as much as the longest."""
+    check_size(4 * len(values) * max((len(value) for value in values if isinstance(value, str)), default=0), most_bytes)
+    return np.array([value.strip() if isinstance(value, str) else value for value in values])
+
+
+def _numbers(read: Callable[[list[int]], np.ndarray], words: Callable[[int], Any], plan: Plan) -> tuple[Any, Any]:
+    """Scores and labels: in one go where labels are numbers, which is fast, else labels as words."""
+    if plan.label is None:
+        return read(plan.scores), None
+    try:
+        table = read([*plan.scores, plan.label])
+        return table[:, :-1], table[:, -1]
+    except ValueError:
+        return read(plan.scores), words(plan.label)
+
+
+def _parquet(path: Path, kind: Kind | None, most_bytes: int) -> Content:
+    arrow, parquet = pyarrow()
+    try:
+        schema, about = parquet.read_schema(path), parquet.read_metadata(path)
+        header = list(schema.names)
+        plan = _plan(header, kind)
+        others = [i for i in (plan.label, plan.site) if i is not None]
+        texts = [header[i] for i in others if _is_text(arrow, schema.field(i).type)]
+        for i in (*plan.scores, *others):
+            of = schema.field(i).type
+            number = arrow.types.is_integer(of) or arrow.types.is_floating(of)
+            if not number and (i in plan.scores or (not arrow.types.is_boolean(of) and header[i] not in texts)):
+                raise FedCalError(
+                    f"column {header[i]} holds {of}: give numbers{'' if i in plan.scores else ' or words'}"
+                )
+        check_size(8 * about.num_rows * (len(plan.scores) + len(others)), most_bytes)
+        wanted = [header[i] for i in (*plan.scores, *others)]
+        table = parquet.ParquetFile(path, read_dictionary=texts).read(columns=wanted)
+
+        def column(i: int | None) -> Any:
+            if i is None or header[i] not in texts:
+                return None if i is None else table.column(header[i]).to_numpy()
+            held = table.column(header[i]).unify_dictionaries()
+            longest = max((len(w or "") for chunk in held.chunks[:1] for w in chunk.dictionary.to_pylist()), default=0)
+            check_size(4 * longest * len(held), most_bytes)
+            return _as_words(held.to_pylist(), most_bytes)
+
+        scores = np.stack([column(i) for i in plan.scores], axis=1)
+        return Content(plan.name, scores, column(plan.label), column(plan.site))
+    except (OSError, ValueError, arrow.lib.ArrowException) as error:
+        if isinstance(error, FedCalError | FileNotFoundError):
+            raise
+        raise FedCalError(f"cannot be read as Parquet ({str(error).splitlines()[0]})") from None
+
+
+def _is_text(arrow: Any, of: Any) -> bool:
+    held = of.value_type if arrow.types.is_dictionary(of) else of
+    return arrow.types.is_string(held) or arrow.types.is_large_string(held)
+
+
+def pyarrow() -> tuple[Any, Any]:
+    """PyArrow and its Parquet part, which not everybody has."""
+    try:
+        import pyarrow  # type: ignore[import-not-found, unused-ignore]
+        import pyarrow.parquet  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise FedCalError("Parquet needs pyarrow: pip install 'fedcal[parquet]'") from None
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,210 @@
+"""What stored scalers and states must hold, declared once: headers, and the tensors of every method's scaler.
+
+A file's digest finds accidents. This finds the rest: a file of another version, one that was changed on purpose, and what
+no fit gives, such as a temperature of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcal.base.codec import check_finite
+from fedcal.base.logits import Params
+from fedcal.base.schema import (
+    COUNT,
+    NAME,
+    NUMBER,
+    Anything,
+    Exactly,
+    ListOf,
+    MapOf,
+    Maybe,
+    Number,
+    Record,
+    Shape,
+    Text,
+    Truth,
+    Tuple,
+    check,
+)
+from fedcal.errors import FedCalError
+from fedcal.exact.linear import FAMILIES, n_parameters
+from fedcal.exact.prior_shift import STRENGTHS
+from fedcal.exact.temperature import T_MAX, T_MIN
+from fedcal.methods import Method
+from fedcal.methods.method import Averaged
+
+SCALER = 2  # schema of scaler files
+MOST_CLASSES = 10**6
+CLIENT = Text(any=True)
+SHARE = Number(0, 1.001)  # of a privacy budget; shares are added up with rounding
+CLASSES = Number(2, MOST_CLASSES, whole=True)
+METHOD: dict[str, Shape] = {"method": NAME, "options": MapOf(Anything())}  # `method_from_json` checks them
+
+SCALER_HEADER = Record(
+    {
+        "schema": Exactly((SCALER,)),
+        **METHOD,
+        "n_classes": CLASSES,
+        "classes": ListOf(Anything()),  # `check_classes` checks them
+        "probs": Maybe(Truth()),
+        "clients": ListOf(NAME),
+    },
+    optional={"federation": NAME},
+)
+LEDGER = Record(
+    dict.fromkeys(("rounds", "updates", "bytes_up", "bytes_down", "total_up", "total_down", "restarts"), COUNT)
+    | {"spent": SHARE, "dropped": ListOf(CLIENT), "took_part": ListOf(CLIENT), "notes": MapOf(NUMBER)},
+    open=True,
+)
+FIT = Record({"received": COUNT}, optional={"latest": ListOf(Anything()), "order": ListOf(Text())})
+LATEST = Tuple((CLIENT, COUNT, ListOf(Text())))  # an averaged client: its name, its samples, the names of its tensors
+SERVER_STATE = Record(
+    {
+        **METHOD,
+        "federation": NAME,
+        "rounds": COUNT,
+        "fit": FIT,
+        "ledger": LEDGER,
+        "known": MapOf(Tuple((Maybe(COUNT), Maybe(Number(0)), Truth())), any=True),
+        "private": MapOf(Record({}, open=True), any=True),
+    },
+    open=True,
+)
+CLIENT_STATE = Record(
+    {"federation": Text(1000), "round": COUNT, "spent": SHARE, "order": ListOf(ListOf(Text()), length=2)},
+    open=True,
+)
+
+
+def check_client_state(state: Mapping[str, Any]) -> None:
+    """Refuse a client's state that no client has left.
+
+    Raises:
+        FedCalError: which says what is wrong.
+    """
+    check(state["about"], CLIENT_STATE, "the client's state is damaged")
+    check_finite(state["tensors"])
+
+
+def check_server_state(state: Mapping[str, Any]) -> None:
+    """Refuse a server's state that no server has left.
+
+    Raises:
+        FedCalError: which says what is wrong.
+    """
+    about = state["about"]
+    check(about, SERVER_STATE, "the state is damaged")
+    for one in about["fit"].get("latest", ()):
+        check(one, LATEST, "the state is damaged")
+    check_finite(state["tensors"])
+
+
+def check_alike(found: Params, like: Params) -> None:
+    """Refuse tensors of other names, types or shapes than these.
+
+    Raises:
+        FedCalError: which names the first one.
+    """
+    if odd := sorted(set(found) ^ set(like)):
+        raise FedCalError(f"{odd[0]!r} {'is missing' if odd[0] in like else 'does not belong there'}")
+    for name, value in found.items():
+        if value.shape != like[name].shape or value.dtype != like[name].dtype:
+            raise FedCalError(f"{name!r} is {value.dtype} of shape {tuple(value.shape)}, not that of a reply")
+
+
+# --- scalers -----------------------------------------------------------------------------------------------------------
+
+
+def _rising(value: Tensor) -> bool:
+    return bool((value.diff(dim=1) >= 0).all())
+
+
+def _distribution(value: Tensor) -> bool:
+    return bool((value >= 0).all()) and abs(float(value.sum()) - 1) < 1e-6
+
+
+BOUNDS: dict[str, Callable[[Tensor], bool]] = {  # what holds of a tensor of this name, in every method that has one
+    "temperatures": lambda value: value.ndim == 1 and bool(((value >= T_MIN) & (value <= T_MAX)).all()),
+    "beta": lambda value: bool((value[:2] >= 0).all()),
+    "hist": _rising,
+    "prior": _distribution,
+    "strengths": _distribution,
+    "alpha": lambda value: bool(value > 0),
+    "least": lambda value: bool((value >= 0) & (value <= 1)),
+}
+
+
+def _shapes(method: Method, k: int) -> dict[str, tuple[int | None, ...]]:
+    """The shapes of a scaler's tensors, by name; None stands for any length."""
+    if (h := getattr(method, "hidden", None)) is not None:
+        return {"w1": (h, k), "b1": (h,), "w2": (h, h), "b2": (h,), "w3": (k, h), "b3": (k,)}
+    if isinstance(method, Averaged):
+        known = {name: tuple(value.shape) for name, value in method.init(k, torch.Generator()).items()}
+        return {name: (None,) if name == "temperatures" else shape for name, shape in known.items()}
+    linear: dict[str, tuple[int | None, ...]] = {family: (n_parameters(family, k),) for family in FAMILIES}
+    if method.name == "fed-ts":
+        linear["temperature"] = ()
+    maps = {"beta": (3,), "hist": (2, None), "order": (1,), "least": (), "fallback": ()}
+    return {**linear, **maps, "prior": (k,), "alpha": (), "strengths": (len(STRENGTHS),)}
+
+
+def check_params(method: Method, params: Params, n_classes: int) -> None:
+    """Refuse parameters that are none of this method's scaler for so many classes.
+
+    Raises:
+        FedCalError: which names the first one that is wrong.
+    """
+    _check_tensors(params)
+    shapes = _shapes(method, n_classes)
+    for name, value in params.items():
+        shape = shapes.get(name)
+        if shape is None and isinstance(method, Averaged):
+            raise FedCalError(f"{method.name} has no {name!r}")
+        if shape is not None and not _has_shape(value, shape):
+            raise FedCalError(f"{name!r} has the shape {tuple(value.shape)}, not {shape}")
+        if name == "temperature" and value.ndim == 0 and not T_MIN <= float(value) <= T_MAX:
+            raise FedCalError(f"a temperature of {float(value):g}: it must lie within {T_MIN} and {T_MAX}")
+        if name in BOUNDS and not BOUNDS[name](value):
+            raise FedCalError(f"{name!r} holds numbers that no fit gives")
+    _probe(method, params, n_classes)
+
+
+def _has_shape(value: Tensor, shape: tuple[int | None, ...]) -> bool:
+    return value.ndim == len(shape) and all(b in (None, a) and a for a, b in zip(value.shape, shape, strict=True))
+
+
+def check_personal(method: Method, personal: Params, params: Params, n_classes: int) -> None:
+    """Refuse a client's personal part that does not belong to this scaler.
+
+    Raises:
+        FedCalError: which says what is wrong.
+    """
+    _check_tensors(personal)
+    if personal and isinstance(method, Averaged):
+        check_params(method, personal, n_classes)
+    elif personal and (set(personal) != {"shift"} or personal["shift"].shape != (n_classes,) or "prior" not in params):
+        raise FedCalError(f"{method.name} gives a client no {', '.join(sorted(personal))} of that shape")
+
+
+def _check_tensors(params: Params) -> None:
+    for name, value in params.items():
+        if value.dtype not in (torch.float32, torch.float64):
+            raise FedCalError(f"{name!r} is {value.dtype}: it must be float32 or float64")
+    check_finite(params)
+
+
+def _probe(method: Method, params: Params, n_classes: int) -> None:
+    """Whether the scaler gives probabilities for some logits: it then has all that its method needs."""
+    logits = torch.zeros(3, n_classes, dtype=torch.float64)
+    logits[0, 0], logits[1, -1], logits[2, 1] = 1.0, 20.0, -3.0
+    try:
+        probs = method.apply(params, logits).softmax(dim=1)
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise FedCalError(f"{method.name} cannot use these tensors ({type(error).__name__})") from None
+    if probs.shape != logits.shape or not bool(torch.isfinite(probs).all()):
+        raise FedCalError(f"what {method.name} makes of some logits is not finite")

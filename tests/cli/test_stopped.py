@@ -1,0 +1,63 @@
+"""Ctrl-C in any command: one line that says what is kept and how to go on, and exit status 130."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fedcal.cli.main import main
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "kept"),
+    [
+        ("run --data digits --out {} --quiet", "fedcal.simulate.runs.run", "go on with `fedcal run --resume --out {}`"),
+        (
+            "federate --data digits --out {} --quiet",
+            "fedcal.federate.launch.federate",
+            "kept in {}: go on with the same",
+        ),
+        ("calibrate a.npz --out {}", "fedcal.data.logit_files.read_sites", "nothing was written"),
+        ("server receive {}", "fedcal.transport.files.receive", "`fedcal server status DIR` says where it stands"),
+        (
+            "client reply r.safetensors {}",
+            "fedcal.transport.files.read_request",
+            "the same command gives the same file",
+        ),
+        ("data verify mnist --data-dir {}", "fedcal.data.files.verify", "files that are whole are kept"),
+    ],
+)
+def test_it_says_what_is_kept(tmp_path, monkeypatch, capsys, words, where, kept):
+    if words.startswith("federate"):
+        pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
+    monkeypatch.setattr(where, interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main(words.format(tmp_path / "out").split())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    said = capsys.readouterr().err.strip()
+    assert stop.value.code == 130 and said.startswith("fedcal: stopped; ") and "\n" not in said
+    assert kept.format(tmp_path / "out") in said
+
+
+def test_from_the_first_moment_on():
+    """While PyTorch is still being imported."""
+    script = """
+import os, signal, sys
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Stop())
+from fedcal.cli.entry import main
+main(["methods"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "fedcal: stopped; nothing was written\n" and done.returncode != 0
