@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from fedcal.base.checks import check_whole
 from fedcal.base.logits import Params
 from fedcal.base.store import unnest
@@ -269,8 +271,9 @@ class Server:
     def _load_fit(self, tensors: Params, about: dict[str, Any]) -> None:
         """Bring the fit to where it was, if what is stored is what its queries ask for."""
         if not isinstance(self.fit, AveragingFit):
+            added = {"noise": torch.zeros((), dtype=torch.float64)} if self.privacy else {}
             for number in range(1, about["received"] + 1):
-                check_alike(unnest(f"{number:04d}", tensors), self.example)
+                check_alike(unnest(f"{number:04d}", tensors), self.example | added)
                 self.fit.load(tensors, {"received": number})
                 self._example = None
             return
