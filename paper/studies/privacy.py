@@ -1,6 +1,6 @@
 """What differential privacy costs: the share of `fedcal-plus`'s NLL gain that a private fit keeps, against ε.
 
-    python -m paper.studies.privacy FILE.npz … [--out FILE.json] [--figure FILE.png]
+    python -m paper.studies.privacy FILE.npz … [--where central …] [--out FILE.json] [--figure FILE.png]
 
 Each file holds a federation (see federated_logits.py). Per file, a private fit is drawn ten times for every ε and for noise
 that is central, distributed and local; sample level, δ = 1e-5. The gain is the NLL of the test set before calibration minus
@@ -28,6 +28,11 @@ from paper.studies.federated_logits import Split, read
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 WHERE: tuple[Literal["central", "distributed", "local"], ...] = ("central", "distributed", "local")
 DRAWS, DELTA = 10, 1e-5
+LOOKS: dict[str, dict[str, Any]] = {
+    "central": {"color": "#2f6fde", "marker": "o"},
+    "distributed": {"color": "#d9822b", "marker": "s", "linestyle": "--"},
+    "local": {"color": "#3a9a5b", "marker": "^"},
+}
 
 
 def nll(scaler: fedcal.Scaler | None, test: Split, personal: bool = False) -> float:
@@ -39,7 +44,7 @@ def nll(scaler: fedcal.Scaler | None, test: Split, personal: bool = False) -> fl
     return total / sum(len(labels) for _, labels in test.values())
 
 
-def study(paths: list[Path], draws: int) -> dict[str, Any]:
+def study(paths: list[Path], draws: int, wheres: list[Any]) -> dict[str, Any]:
     """All gains: for every kind of noise and every ε, a list of draws by file."""
     files = {path.stem: read(path) for path in paths}
     before = {name: nll(None, test) for name, (_, test) in files.items()}
@@ -49,7 +54,7 @@ def study(paths: list[Path], draws: int) -> dict[str, Any]:
         "plain": {name: before[name] - nll(plain[name], test) for name, (_, test) in files.items()},
         "plain_own": {name: before[name] - nll(plain[name], test, True) for name, (_, test) in files.items()},
     }
-    for where in WHERE:
+    for where in wheres:
         for epsilon in EPSILONS:
             found, own = {}, {}
             for name, (cal, test) in files.items():
@@ -80,10 +85,11 @@ def draw(gains: dict[str, Any], path: Path) -> None:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.4), layout="constrained")
         axes = figure.add_subplot()
-        for where in WHERE:
-            rows = [gains[f"{where} {epsilon:g}"] for epsilon in EPSILONS]
+        for where in [where for where in WHERE if f"{where} 4" in gains]:
+            done = [epsilon for epsilon in EPSILONS if f"{where} {epsilon:g}" in gains]
+            rows = [gains[f"{where} {epsilon:g}"] for epsilon in done]
             shares, deviations = ([100 * row[key] for row in rows] for key in ("share", "deviation"))
-            axes.errorbar(EPSILONS, shares, deviations, marker="o", capsize=3, label=where)
+            axes.errorbar(done, shares, deviations, capsize=3, label=where, **LOOKS[where])
         axes.axhline(100, color="0.6", linewidth=1, linestyle=":")
         axes.set_xscale("log", base=2)
         axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
@@ -96,12 +102,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--where", nargs="+", default=list(WHERE), choices=WHERE)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--figure", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", fedcal.FedCalWarning)  # falling back is among the figures
-    gains = study(args.files, args.draws)
+    gains = study(args.files, args.draws, args.where)
     if args.out:
         write(args.out, gains)
     if args.figure:
