@@ -113,7 +113,7 @@ def test_plans_come_back(spec: str, classes: tuple[Any, ...]) -> None:
 
 def test_privacy_and_names_come_back() -> None:
     plan = Plan(get_method("fed-ts"), 3)
-    privacy = Privacy(float("inf"), clip=2.5, unit="client")
+    privacy = Privacy(3.0, clip=2.5, unit="client")
     data = pack_request(plan, Request(plan.federation, 1, Slope(1.0), privacy), ["siteA", "siteB"])
     assert unpack_request(data)[1].privacy == privacy
     assert asked_clients(data) == ["siteA", "siteB"]

@@ -44,18 +44,21 @@ def test_a_private_federation_is_fitted_and_measured_within_its_budget(where):
     report = strategy.report()
     assert report["faults"] == [] and len(report["fitted_by"]) == 3 and 8 <= report["calibration_rounds"] <= 9
     assert report["privacy"]["epsilon"] == pytest.approx(30.0, rel=1e-3) and report["privacy"]["where"] == where
-    assert report["measured_by"] == ["all nodes"]  # no single node's metrics are told
+    assert all(list(tallies) == ["all nodes"] for tallies in strategy.measured.tallies.values())  # no single node's
     assert report["metrics"]["global"]["nll"] < report["metrics"]["uncal"]["nll"]
-    assert set(report["node_privacy"]) == (set() if where == "central" else set(report["fitted_by"]))
+    told_by = {"central": set(), "local": set(report["fitted_by"]), "distributed": {"all nodes"}}
+    assert set(report["node_privacy"]) == told_by[where]
 
 
 def test_a_node_keeps_its_own_budget():
-    """A node whose budget is used up replies no more, whatever the server and the federation."""
-    config, privacy = config_of("digits", "fed-ts"), Privacy(8.0, where="local")
+    """The whole budget is spent, and a node in that state joins no other federation: its budget would begin again."""
+    config, privacy = config_of("digits", "fed-ts"), Privacy(30.0, where="local")
     grid = grid_of(config, nodes_with(privacy))
     strategy, _ = flower(config, grid, privacy=privacy)
-    assert strategy.report()["faults"] == []
-    with pytest.raises(FedCalError, match="budget of ε = 8 is used up"):
+    report = strategy.report()
+    assert report["faults"] == [] and len(report["node_privacy"]) == 3
+    assert all(20 < told["epsilon"] < 30 for told in report["node_privacy"].values())  # the rest was for measuring
+    with pytest.raises(FedCalError, match="this site has joined federation"):
         flower(config, grid, privacy=privacy)
 
 
