@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedcal.measure.reliability import Reliability
     from fedcal.methods import METHODS
     from fedcal.nets.matching import match
-    from fedcal.protocol import Scaler
+    from fedcal.protocol import Privacy, Scaler
     from fedcal.serve.estimator import FederatedCalibrator
     from fedcal.serve.model import CalibratedModel, export_onnx
     from fedcal.simulate.config import Config
@@ -25,6 +25,7 @@ __all__ = [
     "FedCalError",
     "FedCalWarning",
     "FederatedCalibrator",
+    "Privacy",
     "Reliability",
     "Scaler",
     "accuracy",
@@ -50,6 +51,7 @@ __getattr__, __dir__ = lazily(
         "Config": "fedcal.simulate.config",
         "FederatedCalibrator": "fedcal.serve.estimator",
         "METHODS": "fedcal.methods",
+        "Privacy": "fedcal.protocol",
         "Reliability": "fedcal.measure.reliability",
         "Scaler": "fedcal.protocol",
         "calibrate": "fedcal.transport.memory",

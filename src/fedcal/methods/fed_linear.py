@@ -15,6 +15,7 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query
 from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
+from fedcal.exact.private import fit_privately
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_linear, start
 from fedcal.methods.method import DESCENT, NEWTON, Additive, Stage, option
@@ -29,6 +30,7 @@ def fit_stages(family: str) -> tuple[Stage, ...]:
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
+    private = True
 
     name: str = "fed-bias"
     summary: str = "temperature and class bias, exactly, from sums"
@@ -42,6 +44,9 @@ class FedLinear(Additive):
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)
         return {self.family: (yield from fit_linear(self.family, self.ridge, clients))}
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        return (yield from fit_privately(n_classes, self.family, clip)).params
 
     def params_from(self, query: Query) -> Params:
         if isinstance(query, queries.LinearSums) and query.points[0].family == self.family:

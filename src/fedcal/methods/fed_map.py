@@ -15,6 +15,7 @@ from torch import Tensor
 from fedcal.base.logits import Params, keep_order
 from fedcal.exact import maps, queries
 from fedcal.exact.prepared import ALL, FoldMap
+from fedcal.exact.private import fit_confidences, fit_privately
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_linear, start
 from fedcal.methods.fed_linear import first_stage, fit_stages
@@ -24,6 +25,7 @@ from fedcal.methods.method import Additive, Stage, option
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss and gradient; a histogram of confidences"
+    private = True
     stages = (Stage(queries.Start), *fit_stages("temperature"), Stage(queries.Histogram))
 
     name: str = "fed-beta"
@@ -41,6 +43,10 @@ class FedMap(Additive):
         histogram = (yield queries.Histogram(FoldMap("temperature", {ALL: b})))["histogram"].sum(0)
         map_of = {"beta": maps.fit_beta, "hist": lambda whole: maps.hist_knots(whole, self.pseudo)}[self.kind]
         return {"temperature": b, self.kind: map_of(histogram)}
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        fit = yield from fit_privately(n_classes, "temperature", clip, also=True)
+        return fit.params | (yield from fit_confidences(fit, self.kind, self.pseudo))
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         u = first_stage(params, logits)

@@ -26,6 +26,7 @@ from fedcal.base.logits import BLOCK, Params, keep_order
 from fedcal.exact import maps, prior_shift, queries
 from fedcal.exact.linear import FAMILIES, centre
 from fedcal.exact.prepared import ALL, Prepared
+from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import SumQuery, apply_confidence_map, client_counts
 from fedcal.exact.solve import Program, Sums
 from fedcal.exact.stages import (
@@ -57,7 +58,7 @@ class FedCalPlus(Additive):
         Stage(queries.Score, 1), Stage(queries.Histogram, 1), Stage(queries.CountsLikelihood, 1),
         Stage(queries.ShiftEvidence, 1),
     )  # fmt: skip
-    per_sample = False  # likelihoods are of whole clients
+    private = True
 
     name: str = "fedcal-plus"
     summary: str = "linear map and confidence map by cross-fitting, from sums"
@@ -93,6 +94,18 @@ class FedCalPlus(Additive):
         after = {} if model_top else found
         local = (yield from fit_prior_shift(fold_map, after, clients.labels)) if shifted else {}
         return {**params, **found, **local}
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        keep = self.accuracy == "keep"
+        fit = yield from fit_privately(n_classes, "temperature" if keep and not self.informed else "matrix", clip)
+        chosen = fit.params
+        if keep and fit.family != "temperature" and not fit.fallback:
+            chosen |= {
+                "order": torch.tensor([fit.scale], dtype=torch.float64),
+                "least": torch.zeros((), dtype=torch.float64),
+            }
+        shifted = not keep if self.prior_shift is None else self.prior_shift
+        return chosen | (prior_shift.without_release(fit.labels, fit.noise) if shifted else {})
 
     def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
         """The shift to the client's own label distribution: from its labels, or estimated where it has none."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.base.seeds import torch_rng
+from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Program
@@ -69,7 +70,7 @@ class Method(ABC):
     leaves: ClassVar[str]  # what leaves a client
     stages: ClassVar[tuple[Stage, ...]]  # what its server asks, in that order; any of them may be skipped
     additive: ClassVar[bool] = False  # the server only adds replies up: secure aggregation can do that
-    per_sample: ClassVar[bool] = True  # additive: every reply is a sum over samples; else some are of whole clients
+    private: ClassVar[bool] = False  # it has a private program
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
 
     name: str = ""  # in METHODS
@@ -221,8 +222,21 @@ class Additive(Method):
     def program(self, n_classes: int) -> Program:
         """Run the server's half."""
 
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        """Run the server's half under differential privacy: its queries are private ones, with shares of a budget.
+
+        Args:
+            n_classes: K of the logits.
+            clip: the norm to which logits are shortened; None: found from the samples.
+        """
+        raise FedCalError(f"{self.name} has no private form: choose fedcal-plus, fed-bias or another that only adds")
+
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
         return ExactFit(self.program(n_classes), self.params_from, rounds)
+
+    def begin_private(self, n_classes: int, rounds: int, clip: float | None) -> Fit:
+        """Start the server's half under differential privacy."""
+        return ExactFit(self.private_program(n_classes, clip), self.params_from, rounds)
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, SumQuery)

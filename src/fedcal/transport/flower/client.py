@@ -26,12 +26,14 @@ from fedcal.base.store import nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.protocol import Client, Plan, Policy, Privacy, Request
+from fedcal.exact.private_queries import VALUES, Measure
+from fedcal.protocol import Client, Plan, Policy, Privacy, Reply, Request
 from fedcal.protocol.checks import check_n_classes, example_reply
 from fedcal.protocol.valid import check_client_state
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
 from fedcal.transport.flower.records import (
     DATA,
+    MEASURED,
     MODEL,
     REPLY,
     REQUEST,
@@ -69,7 +71,7 @@ def calibration_mod(
 
     Args:
         logits: the app's function of (arrays, context, split).
-        privacy: clips and noises what leaves this node, whatever the server asks (local differential privacy).
+        privacy: what leaves this node keeps to it, whatever the server asks; it counts its budget itself.
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
         policy: what this node tells at most, `Policy()` if not given. The node's config may name a file instead
@@ -211,7 +213,10 @@ class Node:
         if self.phase == "measure":
             from fedcal.transport.flower.measured import pack_measured
 
-            return record_of(pack_measured(self.name, self._measure()), client=self.name)
+            measured = self._measure()
+            private = isinstance(measured, Reply)
+            data = pack_reply(measured, self.name) if private else pack_measured(self.name, measured)
+            return record_of(data, client=self.name)
         plan, request = unpack_request(self.data)
         return self._reply(plan, request, self._frozen(plan))
 
@@ -221,8 +226,9 @@ class Node:
         """The reply to the request; what is no sum of samples is said openly."""
         plan, request = unpack_request(self.data)
         samples = self._frozen(plan)
-        check_large_enough(samples[0])
-        client = self._client(plan, samples)
+        if not (self.policy.privacy or request.privacy):  # under privacy all numbers are of one size
+            check_large_enough(samples[0])
+        client = self._client(plan, Prepared(lambda: samples))
         reply = client.reply(request)
         self._keep(client)
         openly = pack_reply(replace(reply, content={}, n=0, notes={}), self.name)
@@ -232,22 +238,26 @@ class Node:
         from fedcal.transport.flower.measured import measured_tensors
 
         measured = self._measure()
+        if isinstance(measured, Reply):
+            openly = pack_reply(replace(measured, content={}, n=0, notes={}), self.name)
+            return Sums({VALUES: torch.zeros_like(measured.content[VALUES])}, measured.content, 1, openly)
         sums = measured_tensors(self.name, measured)
         return Sums(sums, sums, measured.pooled(VIEWS[0]).n)
 
     def _reply(self, plan: Plan, request: Request, samples: Samples) -> ConfigRecord:
-        client = self._client(plan, samples)
+        client = self._client(plan, Prepared(lambda: samples))
         data = pack_reply(client.reply(request), self.name)
         self._keep(client)
         return record_of(data, client=self.name)
 
     @one_thread()
-    def _measure(self) -> Measured:
-        """Make the personal scaler, which stays here, and sums that measure the views."""
+    def _measure(self) -> Measured | Reply:
+        """Make the personal scaler, which stays here, and sums that measure the views; noised ones under privacy."""
         from fedcal.measure.views import Measured
 
-        plan, scaler = unpack_scaler(self.data)
-        client = self._client(plan, self._frozen(plan))
+        plan, scaler, asked = unpack_scaler(self.data)
+        frozen = self._frozen(plan)
+        client = self._client(plan, Prepared(lambda: frozen))
         client.measure(plan.federation, scaler, int(self.about["bins"]))
         personal = client.personalize(scaler)
         self._keep(client, personal)
@@ -258,7 +268,18 @@ class Node:
             plan.method.apply(scaler.params, logits),
             plan.method.apply_personal(scaler.params, personal, logits),
         )
+        if privacy := self.policy.privacy or asked:
+            views = Prepared(lambda: (torch.cat(applied, 1), labels))
+            return self._measure_privately(plan, views, privacy, personal)
         return Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
+
+    def _measure_privately(self, plan: Plan, views: Prepared, privacy: Privacy, personal: Params) -> Reply:
+        """Measure within the privacy budget, once: the request is the same whatever the scaler is."""
+        query = Measure(plan.n_classes, 1.0, len(VIEWS), int(self.about["bins"]))
+        client = self._client(plan, views)
+        reply = client.reply(Request(plan.federation, MEASURED, query, privacy))
+        self._keep(client, personal)
+        return reply
 
     # --- samples -------------------------------------------------------------------------------------------------------
 
@@ -283,8 +304,8 @@ class Node:
 
     # --- what the node keeps -------------------------------------------------------------------------------------------
 
-    def _client(self, plan: Plan, samples: Samples) -> Client:
-        client = Client.of(plan.method, Prepared(lambda: samples), policy=self.policy)
+    def _client(self, plan: Plan, samples: Prepared) -> Client:
+        client = Client.of(plan.method, samples, policy=self.policy)
         client.probs = self.probs
         if "client" in self.kept_of:
             stored = {"tensors": unnest("client", self.kept), "about": self.kept_of["client"]}

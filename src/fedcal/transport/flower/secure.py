@@ -18,6 +18,8 @@ from flwr.serverapp import Grid
 
 from fedcal.base.logits import Params
 from fedcal.errors import FedCalError
+from fedcal.exact.private_queries import VALUES, Measure
+from fedcal.exact.queries import sum_of
 from fedcal.measure.views import Measured, add_up
 from fedcal.protocol import Reply, Server
 from fedcal.protocol.wire import pack_request, unpack_reply
@@ -32,7 +34,7 @@ from fedcal.transport.flower.records import (
     pack_scaler,
     record_of,
 )
-from fedcal.transport.flower.server import ALL_NODES, Cost, Nodes
+from fedcal.transport.flower.server import ALL_NODES, Cost, Nodes, noised_measures
 
 
 class SecureRounds:
@@ -90,9 +92,16 @@ class SecureRounds:
         like = measured_tensors(
             "", Measured.of("", dict.fromkeys(VIEWS, one), torch.zeros(1, dtype=torch.int64), n_bins)
         )
-        data = pack_scaler(server.plan, server.scaler)
+        query = Measure(k, 1.0, len(VIEWS), n_bins)
+        if server.privacy:
+            like = {VALUES: torch.zeros(query.size, dtype=torch.float64)}
+        data = pack_scaler(server.plan, server.scaler, server.privacy)
         totals, cost = self._totals(grid, "measure", data, like, model, timeout, n_bins)
-        self.nodes.end([int(node) for total in totals.values() for node in total.nodes], cost)
+        took_part = [int(node) for total in totals.values() for node in total.nodes]
+        self.nodes.end(took_part, cost)
+        if server.privacy:
+            whole = sum_of(_tensors(total, like)[VALUES] for total in totals.values())
+            return noised_measures(server, server.privacy, query, whole, len(took_part))
         return add_up(measured_of(ALL_NODES, _tensors(total, like), k, n_bins) for total in totals.values())
 
     def report(self) -> dict[str, Any]:

@@ -12,20 +12,26 @@ from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Any, TypeVar
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedcal.base.words import plain
 from fedcal.errors import FedCalError
+from fedcal.exact.private_queries import VALUES, Measure
+from fedcal.exact.queries import sum_of
+from fedcal.measure.noised import noised_tally
 from fedcal.measure.views import POOLED, Measured, add_up
-from fedcal.protocol import Reply, Server
-from fedcal.protocol.checks import FAR, check_bytes, of_others, outliers
+from fedcal.protocol import Privacy, Reply, Request, Server
+from fedcal.protocol.checks import FAR, check_bytes, check_reply, of_others, outliers
 from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower.grid import ask
 from fedcal.transport.flower.measured import unpack_measured
 from fedcal.transport.flower.records import (
     DATA,
+    MEASURED,
     MODEL,
     REPLY,
     REQUEST,
@@ -107,7 +113,8 @@ class Nodes:
 
         found = self.read_each(records, reply_of)
         by_name = {self.names[node]: reply for node, reply in found.items()}
-        far = outliers(by_name, server.plan.method.additive, server.known)
+        # Under privacy no summand is larger than another one may be, and how many there are is not told.
+        far = {} if server.privacy else outliers(by_name, server.plan.method.additive, server.known)
         for node in [node for node in found if self.names[node] in far]:
             del found[node]
             self.blame(node, far[self.names[node]])
@@ -207,9 +214,11 @@ class Nodes:
             one ("own").
         """
         self.begin("evaluation", server.ledger.rounds)
-        data, k = pack_scaler(server.plan, server.scaler), server.plan.n_classes
+        data, k = pack_scaler(server.plan, server.scaler, server.privacy), server.plan.n_classes
         asked = record_of(data, phase="measure", model=fingerprint(model), bins=n_bins)
         records, cost = self.ask(grid, dict.fromkeys(nodes, asked), model, timeout)
+        if server.privacy:
+            return self._measured_privately(server, server.privacy, records, cost, n_bins)
         found = self.read_each(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
         for node, reason in far_losses(found).items():
             del found[node]
@@ -221,6 +230,26 @@ class Nodes:
         in_order = sorted(found, key=self.names.__getitem__)
         total = add_up([found[node] for node in in_order])
         return total.select({view: view for view in VIEWS}, [self.names[node] for node in in_order])
+
+    def _measured_privately(
+        self, server: Server, privacy: Privacy, records: dict[int, Records], cost: Cost, n_bins: int
+    ) -> Measured:
+        """What nodes measured within the privacy budget, of all nodes together: no single node's is told."""
+        query = Measure(server.plan.n_classes, 1.0, len(VIEWS), n_bins)
+        request = Request(server.plan.federation, MEASURED, query, privacy)
+
+        def reply_of(name: str, record: Any) -> Reply:
+            _, reply = unpack_reply(data_of(record))
+            like = {VALUES: torch.zeros(query.size, dtype=torch.float64)}
+            check_reply(name, reply, request, server.plan, None, like, True)
+            return reply
+
+        found = self.read_each(records, reply_of)
+        self.end(list(found), cost)
+        if not found:
+            return Measured({})
+        total = sum_of(reply.content[VALUES] for reply in found.values())
+        return noised_measures(server, privacy, query, total, len(found))
 
     def ask(
         self, grid: Grid, requests: Mapping[int, ConfigRecord], model: ArrayRecord, timeout: float
@@ -281,3 +310,11 @@ def far_losses(measured: dict[int, Measured]) -> dict[int, str]:
 def _lost_logits(records: Records) -> bool:
     reply = records.get(REPLY)
     return reply is not None and bool(reply.get("missing", False))
+
+
+def noised_measures(server: Server, privacy: Privacy, query: Measure, total: Tensor, nodes: int) -> Measured:
+    """Return what nodes measured within the privacy budget, from the total of their replies."""
+    noised = privacy.at_server(query, {VALUES: total}, nodes)
+    server.ledger.spent += privacy.cost(query)
+    tallies = [noised_tally(losses, table, query.k) for losses, table in query.read(noised[VALUES])]
+    return Measured({view: {ALL_NODES: tally} for view, tally in zip(VIEWS, tallies, strict=True)})

@@ -49,7 +49,8 @@ class CalibratedStrategy(Strategy):
         classes: the label of each column, if labels are not the columns' numbers.
         seed: of whatever is drawn at random.
         robust: "median" or "trimmed" in place of the mean, for methods whose nodes send scalers.
-        privacy: central differential privacy of an additive method's sums.
+        privacy: differential privacy of an additive method. With `where="local"` or `"distributed"` nodes add the noise; one
+            that has a privacy of its own (`calibration_mod`) keeps to that. `"distributed"` needs `secure`.
         secure: secure aggregation of an additive method's sums: the server sees totals over nodes only, at least three.
         timeout: seconds that nodes have for a calibration round.
         nodes: how many nodes to wait for before the first round.
@@ -89,6 +90,8 @@ class CalibratedStrategy(Strategy):
             raise FedCalError(
                 f"{chosen.name} does not only add, as secure aggregation does: choose fedcal-plus or fed-ts"
             )
+        if privacy and privacy.where == "distributed" and not secure:
+            raise FedCalError("distributed noise hides a node only within a total: give secure=True too (--secure)")
         labels = () if classes is None else name_columns(check_classes(classes, n_classes))
         self._new_server = partial(Server, chosen, n_classes, seed, classes=labels, privacy=privacy, robust=robust)
         self.inner, self.server, self.nodes = inner, self._new_server(), Nodes()
@@ -277,8 +280,10 @@ class CalibratedStrategy(Strategy):
             "rounds": self.nodes.rounds,
             "bytes_up": ledger.total_up,
             "bytes_down": ledger.total_down,
-            "privacy": privacy.report("central", ledger.releases) if privacy else None,
-            "local_privacy": self.server.private,
+            "privacy": privacy.report(ledger.spent) | {"fallback": "fallback" in self.server.fit.params}
+            if privacy
+            else None,
+            "node_privacy": self.server.private,
             "secure": self.secure.report() if self.secure else None,
             "metrics": self.metrics(),
         }
