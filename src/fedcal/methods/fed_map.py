@@ -17,14 +17,13 @@ from fedcal.exact import maps, queries
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_linear, start
-from fedcal.methods.fed_linear import first_stage, fit_stages
+from fedcal.methods.fed_linear import first_stage, fit_stages, start_stages
 from fedcal.methods.method import Additive, Stage, option
 
 
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss and gradient; a histogram of confidences"
-    stages = (Stage(queries.Start), *fit_stages("temperature"), Stage(queries.Histogram))
 
     name: str = "fed-beta"
     summary: str = "temperature, then a beta map of the top confidence"
@@ -34,6 +33,10 @@ class FedMap(Additive):
         "How the mapped confidence is reached: by each sample's own temperature, or by its top logit alone.",
     )
     pseudo: float = option(100.0, "hist: samples per bin that pull it towards the identity.", low=0)
+
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
+        fit = fit_stages("temperature", n_classes)
+        return (*start_stages(), *fit, Stage(queries.Histogram, maps={"temperature": 1}))
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

@@ -18,10 +18,12 @@ from fedcal.methods.method import Additive, Stage
 @dataclass(frozen=True)
 class FedTS(Additive):
     leaves = "two sums: slope and curvature"
-    stages = (Stage(Slope, 100),)
 
     name: str = "fed-ts"
     summary: str = "the pooled temperature, exactly, from sums"
+
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
+        return (Stage(Slope, 100),)
 
     def program(self, n_classes: int) -> Program:
         search = temperature_search()
