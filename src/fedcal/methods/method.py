@@ -40,7 +40,7 @@ FIT_ON = "The samples that a client fits on: its held-out calibration split, or 
 def option(default: Any, help: str, **rules: float) -> Any:
     """A field that users may set: its default, one line of meaning, and for numbers the bounds (`low`, `above`)."""
     rules = {**rules, "high": rules.get("high", 10**9)} if rules else {}
-    return field(, metadata={"help": help, "rules": rules})
+    return field(default=default, metadata={"help": help, "rules": rules})
 
 
 @dataclass(frozen=True)
