@@ -277,15 +277,16 @@ DAMAGES: list[Damage] = [
 
 
 def test_sums_that_come_added_up_are_checked_as_those_of_several_clients() -> None:
-    """As secure aggregation gives them: weights of three clients add up to 3, and not to what two would give."""
-    found, *_ = of(queries.StrengthWeights, ("posterior", times(3), ""))
-    claim = claim_with(found[0])
-    three = {name: 3 * value for name, value in claim.content.items()}
-    check(replace(claim, content=three, clients=3))
-    with pytest.raises(FedCalError, match="is not 1 to 2"):
-        check(replace(claim, content=three, clients=2))
-    with pytest.raises(FedCalError, match="does not add up to 3"):
-        check(replace(claim, content=three | {"posterior": 2 * claim.content["posterior"]}, clients=3))
+    """As secure aggregation gives them: evidence of three clients that differ is no evidence of one, but negative it is."""
+    found = claims("fedcal-plus", make_samples([80, 90, 100], 3))
+    asked = [claim for claim in found if isinstance(claim.query, queries.ShiftEvidence)]
+    assert len(asked) == 3
+    total = {"evidence": torch.stack([claim.content["evidence"] for claim in asked]).sum(0)}
+    check(replace(asked[0], content=total, clients=3))
+    with pytest.raises(FedCalError, match="contradicts itself"):
+        check(replace(asked[0], content=total))
+    with pytest.raises(FedCalError, match="is positive"):
+        check(replace(asked[0], content={"evidence": -total["evidence"]}, clients=3))
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=[f"{d[0][0].__name__} {d[0][2]}: {d[2]}" for d in DAMAGES])

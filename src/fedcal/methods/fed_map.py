@@ -18,7 +18,7 @@ from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.private import fit_confidences, fit_privately
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_linear, start
-from fedcal.methods.fed_linear import first_stage, fit_stages
+from fedcal.methods.fed_linear import first_stage, fit_stages, start_stages
 from fedcal.methods.method import Additive, Stage, option
 
 
@@ -26,7 +26,6 @@ from fedcal.methods.method import Additive, Stage, option
 class FedMap(Additive):
     leaves = "sums of loss and gradient; a histogram of confidences"
     private = True
-    stages = (Stage(queries.Start), *fit_stages("temperature"), Stage(queries.Histogram))
 
     name: str = "fed-beta"
     summary: str = "temperature, then a beta map of the top confidence"
@@ -36,6 +35,10 @@ class FedMap(Additive):
         "How the mapped confidence is reached: by each sample's own temperature, or by its top logit alone.",
     )
     pseudo: float = option(100.0, "hist: samples per bin that pull it towards the identity.", low=0)
+
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
+        fit = fit_stages("temperature", n_classes)
+        return (*start_stages(), *fit, Stage(queries.Histogram, maps={"temperature": 1}))
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

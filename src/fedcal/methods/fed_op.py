@@ -57,8 +57,7 @@ class FedOP(Additive):
     weight_decay: float = option(1e-2, "Weight decay of the net.", low=0)
     patience: int = option(30, "Stop after so many rounds without a lower loss on the samples kept back.", low=1)
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
         return (Stage(NetGradient, self.rounds),)
 
     def program(self, n_classes: int) -> Program:

@@ -20,10 +20,12 @@ from fedcal.methods.method import Additive, Stage
 class FedTS(Additive):
     leaves = "two sums: slope and curvature"
     private = True
-    stages = (Stage(Slope, 100),)
 
     name: str = "fed-ts"
     summary: str = "the pooled temperature, exactly, from sums"
+
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
+        return (Stage(Slope, 100),)
 
     def program(self, n_classes: int) -> Program:
         search = temperature_search()

@@ -233,7 +233,7 @@ class Policy:
         talk = self.check_federation(talk, request.federation, method, n_classes)
         if talk.last == request.digest:
             return talk
-        needed = sum(stage.most(n_classes) for stage in stages_of(method))
+        needed = sum(stage.times for stage in stages_of(method, n_classes))
         most = FITS * needed if self.max_rounds is None else self.max_rounds
         if talk.replies >= most:
             raise FedCalError(f"this site has replied in {counted(most, 'round')}: its policy allows no more")
@@ -273,9 +273,9 @@ class Policy:
         return replace(talk, measured=digest)
 
 
-def stages_of(method: Method) -> tuple[Stage, ...]:
+def stages_of(method: Method, n_classes: int) -> tuple[Stage, ...]:
     """What a server may ask, in that order: without privacy, or else by the method's private form."""
-    return (*method.stages, *PRIVATE_STAGES) if method.private else method.stages
+    return (*method.stages(n_classes), *(PRIVATE_STAGES if method.private else ()))
 
 
 def _means(spec: str, method: Method) -> bool:
@@ -285,10 +285,10 @@ def _means(spec: str, method: Method) -> bool:
 
 def _follow(talk: Talk, method: Method, query: Query) -> Talk | None:
     """Count a query at the first stage that has room for it; None where there is none."""
-    stages = stages_of(method)
+    stages = stages_of(method, talk.n_classes)
     used = [*talk.used, *[0] * (len(stages) - len(talk.used))]
     for place in range(talk.stage, len(stages)):
-        if used[place] < stages[place].most(talk.n_classes) and stages[place].takes(query):
+        if used[place] < stages[place].times and stages[place].takes(query):
             used[place] += 1
             return replace(talk, begun=max(talk.begun, 1), stage=place, used=tuple(used))
     return None
