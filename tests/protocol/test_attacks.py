@@ -15,7 +15,7 @@ from fedcal import FedCalError
 from fedcal.base.query import Query
 from fedcal.exact.linear import centre
 from fedcal.exact.prepared import ALL
-from fedcal.exact.queries import LinearSums, Slope, Start
+from fedcal.exact.queries import LinearSums, Points, Slope, Start
 from fedcal.methods import get_method
 from fedcal.methods.fit import FitScaler
 from fedcal.protocol import Client, Policy, Reply, Request, Scaler
@@ -99,7 +99,7 @@ class Knife:
 
 
 def gradient_of(attacker: Attacker) -> Callable[[Tensor], Tensor]:
-    return lambda t: attacker.ask(LinearSums("matrix", "none", {ALL: t})).content[f"{ALL}/grad"]
+    return lambda t: attacker.ask(LinearSums((Points("matrix", ALL, "none", t[None]),))).content["0/grad"][0]
 
 
 def stolen(found: list[Tensor], logits: Tensor) -> int:
@@ -146,10 +146,10 @@ def test_attack_2_differences_between_folds() -> None:
     logits, labels = samples(9)
     client = Client("fedcal-plus", logits, labels, policy=Policy())
     for fold in range(5):
-        at = {key: torch.ones(1, dtype=torch.float64) for key in (ALL, fold)}
-        sums = client.method.reply(LinearSums("temperature", "full", at), client.samples, {}).content
-        inside = float((sums[f"{ALL}/loss"] - sums[f"{fold}/loss"]).abs())
-        whole = float(sums[f"{ALL}/loss"])
+        one = torch.ones(1, 1, dtype=torch.float64)
+        points = tuple(Points("temperature", outside, "full", one) for outside in (ALL, fold))
+        sums = client.method.reply(LinearSums(points), client.samples, {}).content
+        inside, whole = float((sums["0/loss"] - sums["1/loss"]).abs()), float(sums["0/loss"])
         assert inside < 1e-9 or inside == pytest.approx(whole)  # the fold holds none of the nine, or all
 
 

@@ -15,9 +15,10 @@ import torch
 from conversations import SPECS, make_samples
 from fedcal import METHODS, FedCalError
 from fedcal.base.folds import FOLDS, folds
-from fedcal.exact.prepared import ALL
-from fedcal.exact.queries import Histogram, LinearSums, MatrixBlocks, Several, Slope, Start, View
+from fedcal.exact.prepared import ALL, FoldMap
+from fedcal.exact.queries import Histogram, LinearSums, Points, Slope, Start
 from fedcal.methods import get_method
+from fedcal.methods.fedcal_plus import CANDIDATES
 from fedcal.methods.fit import FitScaler
 from fedcal.protocol import Client, Policy, Request, Server
 from fedcal.protocol.bounds import MOST_MAPS, check_bounds, logit_size
@@ -30,9 +31,9 @@ def request_of(query: Any, round: int = 1, federation: str = "federation") -> Re
     return Request(federation, round, query)
 
 
-def linear(family: str = "bias", at: float = 1.0, k: int = 3, curvature: Any = "full") -> LinearSums:
+def linear(family: str = "bias", at: float = 1.0, k: int = 3, curvature: Any = "full", maps: int = 1) -> LinearSums:
     size = {"temperature": 1, "bias": k + 1, "vector": 2 * k, "matrix": k * (k + 1)}[family]
-    return LinearSums(family, curvature, {ALL: torch.full((size,), at, dtype=torch.float64)})
+    return LinearSums((Points(family, ALL, curvature, torch.full((maps, size), at, dtype=torch.float64)),))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -187,26 +188,28 @@ def test_a_stage_is_past_once_the_next_has_begun() -> None:
     """A new beginning is one of few; and only what the method's options ask for is replied to."""
     policy = Policy(max_restarts=1)
     client = Client("fed-vector", *SAMPLES[0], policy=policy)
-    for round, query in enumerate((Start(), linear("bias"), linear("vector")), start=1):
+    for round, query in enumerate((Start(), linear("temperature"), linear("bias"), linear("vector")), start=1):
         client.reply(request_of(query, round))
-    assert (client.talk.begun, client.talk.stage) == (1, 2)
-    client.reply(request_of(linear("bias", 0.5), 4))  # the fit begins again, without its first request
-    assert (client.talk.begun, client.talk.stage) == (2, 1)
+    assert (client.talk.begun, client.talk.stage) == (1, 3)
+    client.reply(request_of(linear("bias", 0.5), 5))  # the fit begins again, without its first request
+    assert (client.talk.begun, client.talk.stage) == (2, 2)
     before = client.state_dict()["about"]
-    for query in (Start(), linear("matrix"), Several((linear("bias"), Start()))):
+    for query in (Start(), linear("matrix"), linear("vector", maps=2)):
         with pytest.raises(FedCalError, match="where fed-vector does not, or more often than it needs: do not reply"):
-            client.reply(request_of(query, 5))
+            client.reply(request_of(query, 6))
     assert client.state_dict()["about"] == before
 
 
-def test_queries_of_one_request_are_counted_one_by_one() -> None:
-    client = Client("fed-bias", *SAMPLES[0], policy=Policy(max_restarts=0))
-    with pytest.raises(FedCalError, match="more often than it needs"):
-        client.reply(request_of(Several((Start(), Start()))))
-    client.reply(request_of(Several((Start(), linear()))))
-    assert client.talk.used == (1, 1)
+def test_a_fit_of_one_map_asks_about_one_map() -> None:
+    """Or about as many scales as the grid has that it starts from; a flagship about all its candidates, and no more."""
+    for spec, most in (("fed-bias", 7), ("fedcal-plus", CANDIDATES * (FOLDS + 1))):
+        client = Client(spec, *SAMPLES[0], policy=Policy(max_restarts=0))
+        client.reply(request_of(linear("temperature", maps=most)))
+        with pytest.raises(FedCalError, match="more often than it needs"):
+            client.reply(request_of(linear("temperature", maps=most + 1), 2))
+    histogram = Histogram(FoldMap("temperature", {ALL: torch.ones(1, dtype=torch.float64)}))
     with pytest.raises(FedCalError, match="asks for Histogram, which fed-bias never does"):
-        client.reply(request_of(Histogram(View(linear())), 2))  # type: ignore[arg-type]
+        Client("fed-bias", *SAMPLES[0], policy=Policy()).reply(request_of(histogram))
 
 
 @pytest.mark.parametrize("spec", [name for name, method in METHODS.items() if method.additive])
@@ -241,8 +244,7 @@ BEYOND: list[tuple[Any, str]] = [
     (linear("bias", 1e5), "a number of size 1e+05"),
     (linear("matrix", 9e3), "a matrix map that makes logits larger than 10000"),
     (linear("bias", k=4), "bias parameters of shape (5,)"),
-    (MatrixBlocks(torch.ones(5).double()), "vector parameters of shape (5,)"),
-    (LinearSums("bias", "full", {i: torch.ones(4).double() for i in range(MOST_MAPS + 1)}), "129 maps at once"),
+    (linear("bias", maps=MOST_MAPS + 1), "129 maps at once"),
     (FitScaler({"temperature": TEMPERATURES["temperature"]}, 0), "a temperature of 20.1"),
     (FitScaler({"temperatures": TEMPERATURES["temperatures"]}, 0), "a temperature of 20.1"),
     (FitScaler({"w1": torch.full((2, 2), 2e4)}, 0), "a number of size 2e+04 in '/params/w1'"),

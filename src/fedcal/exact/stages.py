@@ -17,10 +17,8 @@ from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
 from fedcal.exact.solve import Descent, Group, Prior, Sums, lockstep, warn_if_stopped
 
-NEWTON_MAX = (
-    110  # parameters up to which a Hessian travels in every round; of a matrix, classes up to MATRIX_NEWTON_MAX
-)
-MATRIX_NEWTON_MAX = 20
+NEWTON_MAX = 110  # parameters up to which a Hessian is sent in every round
+MATRIX_NEWTON_MAX = 20  # the same of a matrix, in classes
 BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ / 2 numbers, are worth sending once
 # Nats of the whole summed loss that a fit's last step may still gain. Newton squares what is left.
 FITTING = 1e-8
@@ -31,6 +29,7 @@ FOLD_LARGE = (
     200_000  # bytes of all candidates' fold gradients: if they are more, the best of each family are chosen first
 )
 PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
+GRIDS = 3  # of scales at most
 OCTAVES = 2.0 ** torch.arange(-3, 4, dtype=torch.float64)  # scales around a first guess
 
 
@@ -67,7 +66,7 @@ def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
 def _near_best_scale(clients: Clients) -> Generator[SumQuery, Sums, float]:
     """1/T to about a per cent, mostly in one round: loss and slope on a grid, a cubic where the slope changes sign."""
     prior, begin = prior_of("temperature", 0.0, clients), clients.begin
-    for _ in range(3):
+    for _ in range(GRIDS):
         grid = begin * OCTAVES
         sums = yield queries.LinearSums((Points("temperature", ALL, "none", grid[:, None]),))
         of_prior = [prior(b[None]) for b in grid]
@@ -126,14 +125,14 @@ def group_of(
     return Group(family, [Descent(begin, prior, tol, rounds) for prior in priors], curvature_of(family, clients.k))
 
 
-def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuery, Sums, Tensor]:
+def fit_linear(family: str, ridge: float, clients: Clients, rounds: int = ROUNDS) -> Generator[SumQuery, Sums, Tensor]:
     """One family at one ridge, on all samples; one with too large a Hessian to send starts from the bias fit."""
     curvature, begin = curvature_of(family, clients.k), None
     if curvature != "full" and family != "bias":
         begin = widen((yield from fit_linear("bias", ridge, clients)), family)
     # Newton's last step squares what is left; the others have no such step.
     tol = {"full": FITTING, "blocks": 1e-4}.get(curvature, 1e-14)
-    group = group_of(family, (ridge,), clients, tol, ROUNDS if curvature == "full" else 4 * ROUNDS, begin)
+    group = group_of(family, (ridge,), clients, tol, rounds if curvature == "full" else 4 * rounds, begin)
     yield from lockstep([group])
     warn_if_stopped(group.descents[0])
     return group.descents[0].t
@@ -190,7 +189,7 @@ def fit_folds(candidates: list[Candidate], rounds: int) -> Generator[SumQuery, S
             share = 1.0 if fold == ALL else 1 - 1 / FOLDS
             if before is None:
                 inverse = of.fit.corrected(of.group.inverse(of.fit, share), share)
-                tol = FITTING if fold == ALL else CHOOSING
+                tol = FITTING if fold == ALL else CHOOSING / FOLDS
                 of.folds[fold] = Descent(of.fit.t, of.fit.prior, tol, rounds, trusting=True, inverse=inverse)
             elif not before.arrived:
                 before.done, before.rounds = False, rounds

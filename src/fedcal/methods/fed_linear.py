@@ -16,14 +16,15 @@ from fedcal.base.query import Query
 from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
 from fedcal.exact.solve import Program
-from fedcal.exact.stages import fit_linear, start
+from fedcal.exact.stages import GRIDS, OCTAVES, fit_linear, start
 from fedcal.methods.method import DESCENT, NEWTON, Additive, Stage, option
 
 
 def fit_stages(family: str) -> tuple[Stage, ...]:
-    """What `fit_linear` asks: where Hessians are too large to be sent, it starts from the bias fit."""
+    """What `start` and `fit_linear` ask: where Hessians are too large to be sent, the fit starts from that of the bias."""
+    grid = Stage(queries.LinearSums, GRIDS, ("temperature",), maps=len(OCTAVES))
     first = (Stage(queries.LinearSums, NEWTON, ("bias",), DESCENT),) if family in ("vector", "matrix") else ()
-    return (*first, Stage(queries.LinearSums, NEWTON, (family,), DESCENT))
+    return (Stage(queries.Start), grid, *first, Stage(queries.LinearSums, NEWTON, (family,), DESCENT))
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class FedLinear(Additive):
 
     @property
     def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
-        return (Stage(queries.Start), *fit_stages(self.family))
+        return fit_stages(self.family)
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

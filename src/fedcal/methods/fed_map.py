@@ -24,7 +24,7 @@ from fedcal.methods.method import Additive, Stage, option
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss and gradient; a histogram of confidences"
-    stages = (Stage(queries.Start), *fit_stages("temperature"), Stage(queries.Histogram))
+    stages = (*fit_stages("temperature"), Stage(queries.Histogram))
 
     name: str = "fed-beta"
     summary: str = "temperature, then a beta map of the top confidence"

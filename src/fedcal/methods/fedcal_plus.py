@@ -1,9 +1,9 @@
 """FedCal-Plus: what cross-fitting says helps, and no more, all of it from sums.
 
 1. A linear map of the logits. Its family (temperature, bias, vector, matrix) and ridge are chosen by the summed
-   out-of-fold NLL, folds lying inside each client. Each family is shrunk towards the fit of the one before. Leaving the
-   temperature, which may move the argmax, takes a gain of two standard errors and no loss of accuracy; a larger family
-   takes one more.
+   out-of-fold NLL, folds lying inside each client. All are shrunk towards a temperature's map, and all are fitted in the
+   same rounds. Leaving the temperature, which may move the argmax, takes a gain of two standard errors and no loss of
+   accuracy; a larger family takes one more.
 2. A map of the top confidence, fitted on the chosen map's out-of-fold confidences and kept only if it helps there.
 3. The clients' label distributions: what a client needs to shift the posterior to its own (prior_shift.py).
 
@@ -30,7 +30,10 @@ from fedcal.exact.queries import SumQuery, apply_confidence_map, client_counts
 from fedcal.exact.solve import Program, Sums
 from fedcal.exact.stages import (
     FOLD_LARGE,
+    GRIDS,
     MATRIX_NEWTON_MAX,
+    NEWTON_ROUNDS,
+    OTHER_ROUNDS,
     Candidate,
     Clients,
     choose_map,
@@ -46,6 +49,7 @@ from fedcal.methods.method import Additive, Stage, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
 FOLD_ROUNDS, LARGE_FOLD_ROUNDS = 3, 5  # steps of the fits without a fold
+CANDIDATES = 15  # families with their ridges
 MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
 
 
@@ -53,9 +57,12 @@ MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all th
 class FedCalPlus(Additive):
     leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
     stages = (
-        Stage(queries.Start, 1), Stage(queries.LinearSums, 36), Stage(queries.Score, 1), Stage(queries.LinearSums, 6),
-        Stage(queries.Score, 1), Stage(queries.Histogram, 1), Stage(queries.CountsLikelihood, 1),
-        Stage(queries.ShiftEvidence, 1),
+        Stage(queries.Start),
+        Stage(queries.LinearSums, GRIDS + 2 * OTHER_ROUNDS, maps=CANDIDATES),
+        Stage(queries.LinearSums, FOLD_ROUNDS, maps=CANDIDATES * (FOLDS + 1)),
+        Stage(queries.Score),
+        Stage(queries.LinearSums, LARGE_FOLD_ROUNDS, maps=len(FAMILIES) * (FOLDS + 1)),
+        Stage(queries.Score), Stage(queries.Histogram), Stage(queries.CountsLikelihood), Stage(queries.ShiftEvidence),
     )  # fmt: skip
     per_sample = False  # likelihoods are of whole clients
 
@@ -76,7 +83,8 @@ class FedCalPlus(Additive):
         clients = yield from start(n_classes, folded=True)
         one_class = int((clients.labels > 0).sum()) < 2
         if clients.n < MIN_SAMPLES or one_class or not clients.folds_filled:
-            return {"temperature": (yield from fit_linear("temperature", 0.0, clients)), "fallback": torch.ones(())}
+            b = yield from fit_linear("temperature", 0.0, clients, NEWTON_ROUNDS)
+            return {"temperature": b, "fallback": torch.ones(())}
         families = FAMILIES[1:] if n_classes <= MATRIX_MAX_CLASSES else FAMILIES[1:3]
         if self.accuracy == "keep" and not self.informed:
             families = ()

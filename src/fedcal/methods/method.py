@@ -25,7 +25,7 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.base.seeds import torch_rng
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.queries import SumQuery
+from fedcal.exact.queries import LinearSums, SumQuery
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import curvature_of
 from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update
@@ -50,11 +50,13 @@ class Stage:
     times: int = 1
     families: tuple[str, ...] = ()  # of linear maps that it is about; empty: any
     slowly: int = 0  # in place of `times`, where these families' Hessians are too large to be sent
+    maps: int = 1  # of linear sums: at so many maps at once
 
     def takes(self, query: Query) -> bool:
         """Whether the query is of this kind."""
         families = {leaf for name, leaf in leaves(query) if name.endswith("/family")}
-        return type(query) is self.query and (not self.families or families <= set(self.families))
+        few = not isinstance(query, LinearSums) or sum(len(of.at) for of in query.points) <= self.maps
+        return type(query) is self.query and few and (not self.families or families <= set(self.families))
 
     def most(self, n_classes: int) -> int:
         """The number of queries at most, over so many classes."""
