@@ -60,7 +60,7 @@ class Checkpoint:
             self._journal.append(server)
 
     def load(self, model: ArrayRecord, server: Server, nodes: Nodes) -> tuple[int, ArrayRecord]:
-        """Bring server, nodes and strategy to where they were.
+        """Bring server, nodes and strategy to where they were; where nothing is written yet, write that they begin.
 
         Args:
             model: the one to begin with, if there is nothing to go on from.
@@ -74,7 +74,8 @@ class Checkpoint:
             FedCalError: where the folder is damaged, or of another method, strategy or model.
         """
         path = self.folder / "training.safetensors"
-        if not path.exists():
+        if not path.exists():  # nodes keep to the federation that asks first: its name must outlive a kill in any round
+            self.save_training(0, model, server, nodes)
             return 0, model
         tensors, about = read_tensors(path)
         if about.get("schema") != SCHEMA:
