@@ -2,7 +2,7 @@
 
     training.safetensors   rounds done, the model, what the inner strategy holds, and the calibration server's state
     round-*.safetensors    the rounds on the frozen model (transport/journal.py)
-    log.json               who took part in which round, and who did not
+    log.json               who took part in which round, who did not, and the nodes' names
 
 Files are written whole or not at all. The folder is deleted when the run is done.
 """
@@ -26,9 +26,10 @@ from fedcal.transport.flower.records import from_record, to_record
 from fedcal.transport.flower.server import Nodes
 from fedcal.transport.journal import Journal
 
-SCHEMA = 2
+SCHEMA = 3
 ENTRY = Record({"phase": Exactly(("training", "calibration", "evaluation")), "round": COUNT}, open=True)
-LOG = Record({"rounds": ListOf(ENTRY), "faults": ListOf(Record({**ENTRY.fields, "reason": Text(any=True)}, open=True))})
+FAULT = Record({**ENTRY.fields, "reason": Text(any=True)}, open=True)
+LOG = Record({"rounds": ListOf(ENTRY), "faults": ListOf(FAULT), "names": MapOf(Text(any=True))})
 TRAINING = Record(
     {"schema": Exactly((SCHEMA,)), "training": COUNT, "inner": MapOf(Anything()), "server": MapOf(Anything())}
 )
@@ -95,6 +96,7 @@ class Checkpoint:
         last = {"training": done, "calibration": server.ledger.rounds, "evaluation": -1}
         nodes.rounds = [one for one in written["rounds"] if one["round"] <= last[one["phase"]]]
         nodes.faults = [one for one in written["faults"] if one["round"] <= last[one["phase"]]]
+        nodes.earlier = {int(node): name for node, name in written["names"].items() if node.isdecimal()}
         return done, to_record(_ordered(unnest("model", tensors), model))
 
     def clear(self) -> None:
@@ -102,7 +104,9 @@ class Checkpoint:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _save_log(self, nodes: Nodes) -> None:
-        write_json(self.folder / "log.json", {"rounds": nodes.rounds, "faults": nodes.faults}, private=True)
+        names = {str(node): name for node, name in (nodes.earlier | nodes.names).items()}
+        log = {"rounds": nodes.rounds, "faults": nodes.faults, "names": names}
+        write_json(self.folder / "log.json", log, private=True)
 
 
 def _ordered(tensors: Params, like: ArrayRecord) -> Params:
