@@ -51,7 +51,7 @@ class FedOP(Additive):
 
     name: str = "fed-op"
     summary: str = "one order-preserving net by summed gradients"
-    rounds: int = option(300, "Rounds at most.", low=1)
+    rounds: int = option(300, "Rounds at most.", low=2)
     hidden: int = option(16, "Units of a hidden layer of the net.", low=1, high=4096)
     lr: float = option(1e-2, "Adam's learning rate.", above=0)
     weight_decay: float = option(1e-2, "Weight decay of the net.", low=0)

@@ -56,6 +56,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}  # by node
+        self.earlier: dict[int, str] = {}  # names that nodes had before this server was started again: for faults
         self.rounds: list[dict[str, Any]] = []  # what a report says of each
         self.faults: list[dict[str, Any]] = []  # nodes that a round went on without, with the reason
         self._round = {"phase": "training", "round": 0}  # the one that is on
@@ -76,7 +77,7 @@ class Nodes:
 
     def blame(self, node: int, reason: str) -> None:
         """Log why the round goes on without a node."""
-        who = self.names.get(node, f"node {node}")
+        who = self.names.get(node) or self.earlier.get(node, f"node {node}")
         self.faults.append({**self._round, "node": str(node), "name": who, "reason": reason})
         log(WARNING, "FedCal: %s round %d goes on without %s: %s", *self._round.values(), who, reason)
 
