@@ -1,0 +1,138 @@
+"""How often the intervals of `fedcal.evaluate` contain the truth, by simulation.
+
+    python -m paper.studies.evaluation --draws 500
+
+Log-odds x are normal, outcomes follow the log-odds a + b x: a calibrated model (0, 1), one that is too confident, one that is
+too low, and one of a rare outcome. The truth is the population's value, from sums over a fine grid of x. One row per measure;
+columns are numbers of samples. `docs/evaluate.md` shows the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit
+from scipy.stats import norm
+
+from fedcal.assess.calibration import CELLS, smooth_width
+from fedcal.assess.measures import measure
+from fedcal.assess.regression import quantiles
+from fedcal.assess.sums import ScoreSums
+from fedcal.measure.reliability import equal_width, find_bins
+
+THRESHOLD = 0.3
+
+
+@dataclass(frozen=True)
+class World:
+    """A population: x ~ N(mean, spread), and P(class 1 | x) = σ(a + b x)."""
+
+    name: str
+    mean: float
+    spread: float
+    a: float
+    b: float
+
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        x = self.mean + self.spread * rng.standard_normal(n)
+        return x, (rng.random(n) < expit(self.a + self.b * x)).astype(np.int64)
+
+    def truth(self, places: int = 200_001) -> dict[str, float]:
+        """The population's value of every measure."""
+        u = np.linspace(-8, 8, places)
+        w = norm.pdf(u)
+        w /= w.sum()
+        x = self.mean + self.spread * u
+        p, q = expit(x), expit(self.a + self.b * x)
+        rate, gap = w @ q, np.abs(p - q)
+        yes, no = w * q / rate, w * (1 - q) / (1 - rate)
+        below, hit = np.cumsum(no) - no / 2, np.cumsum((w * q)[::-1])[::-1]
+        chosen, t = p >= THRESHOLD, THRESHOLD
+        true, false = w[chosen] @ q[chosen], w[chosen] @ (1 - q[chosen])
+        lo, hi = -20.0, 20.0
+        for _ in range(100):
+            middle = (lo + hi) / 2
+            lo, hi = (middle, hi) if w @ expit(x + middle) < rate else (lo, middle)
+        top, right = np.maximum(p, 1 - p), np.where(p > 0.5, q, 1 - q)
+        bins = find_bins(top, equal_width(15))
+        cells = np.bincount(np.minimum((p * CELLS).astype(int), CELLS - 1), w * (q - p), CELLS)
+        return {
+            "auroc": yes @ below,
+            "auprc": yes @ (hit / np.cumsum(w[::-1])[::-1]),
+            "prevalence": rate,
+            "accuracy": w @ right,
+            "calibration_intercept": lo,
+            "calibration_slope": self.b,
+            "oe_ratio": rate / (w @ p),
+            "ici": w @ gap,
+            "e50": quantiles(gap, w, np.array([0.5]))[0],
+            "e90": quantiles(gap, w, np.array([0.9]))[0],
+            "ece": np.abs(np.bincount(bins, w * (top - right))).sum(),
+            "smooth_ece": smooth_width(cells),
+            "brier": w @ (q * (1 - p) ** 2 + (1 - q) * p**2),
+            "brier_calibration": w @ gap**2,
+            "brier_discrimination": w @ (q - rate) ** 2,
+            "brier_uncertainty": rate * (1 - rate),
+            "nll": w @ (q * np.logaddexp(0, -x) + (1 - q) * np.logaddexp(0, x)),
+            "sensitivity": true / rate,
+            "specificity": 1 - false / (1 - rate),
+            "ppv": true / (true + false),
+            "npv": (1 - rate - false) / (1 - true - false),
+            "net_benefit": true - false * t / (1 - t),
+        }
+
+
+WORLDS = (
+    World("calibrated", -0.5, 1.5, 0.0, 1.0),
+    World("too confident", -0.5, 1.5, 0.0, 0.7),
+    World("too low", -0.5, 1.2, 0.4, 1.0),
+    World("rare", -2.5, 1.2, 0.3, 0.8),
+)
+
+
+def coverage(world: World, n: int, draws: int, seed: int = 0) -> dict[str, Any]:
+    """For each measure the share of draws whose interval is below, around and above the truth; and the tests' sizes."""
+    truth, rng = world.truth(), np.random.default_rng(seed)
+    misses = {name: np.zeros(3) for name in truth}
+    rejected = dict.fromkeys(("score", "spiegelhalter"), 0.0)
+    for _ in range(draws):
+        x, y = world.draw(n, rng)
+        logits = torch.from_numpy(np.stack([np.zeros(n), x], axis=1))
+        found = measure(ScoreSums.of(logits, torch.from_numpy(y)), ("0", "1"), (THRESHOLD,))
+        for name, value in truth.items():
+            low, high = found[name]["low"], found[name]["high"]
+            if low is not None and high is not None:
+                misses[name] += [high < value - 1e-12, low - 1e-12 <= value <= high + 1e-12, low > value + 1e-12]
+        for name in rejected:
+            rejected[name] += found["tests"][name]["p"] < 0.05
+    shares = {name: (counts / max(counts.sum(), 1)).tolist() for name, counts in misses.items()}
+    return {"coverage": shares, "rejected": {name: value / draws for name, value in rejected.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=300)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[200, 1000, 5000, 20000])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found = {
+        world.name: {str(n): coverage(world, n, options.draws) for n in options.sizes} for world in WORLDS
+    }
+    for world, sizes in found.items():
+        print(f"\n{world}: coverage in % (interval too low / too high) of {options.draws} draws")
+        for name in next(iter(sizes.values()))["coverage"]:
+            cells = (f"{100 * c:5.1f} ({100 * a:.1f}/{100 * b:.1f})" for a, c, b in (s["coverage"][name] for s in sizes.values()))
+            print(f"{name:22}", *(f"{cell:>18}" for cell in cells))
+        print("tests reject", {n: s["rejected"] for n, s in sizes.items()})
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
