@@ -22,10 +22,11 @@ KNOWS: dict[str, set[str]] = {  # each package, and those that it may import
     "nets": {"base", "errors"},
     "methods": {"exact", "nets", "base", "errors"},
     "protocol": {"methods", "exact", "base", "errors"},
-    "transport": {"protocol", "methods", "exact", "data", "measure", "learn", "base", "errors"},
+    "assess": {"measure", "data", "protocol", "base", "errors"},
+    "transport": {"assess", "protocol", "methods", "exact", "data", "measure", "learn", "base", "errors"},
     "simulate": {"transport", "protocol", "methods", "learn", "measure", "report", "data", "base", "errors"},
     "serve": {"transport", "protocol", "methods", "data", "base", "errors"},
-    "report": {"measure", "methods", "base", "errors"},
+    "report": {"assess", "measure", "methods", "base", "errors"},
     "federate": {
         "simulate",
         "transport",

@@ -27,6 +27,8 @@ from fedcal.assess.sums import ScoreSums
 from fedcal.measure.reliability import equal_width, find_bins
 
 THRESHOLD = 0.3
+MACRO = ("auroc", "auprc", "calibration_intercept", "calibration_slope", "oe_ratio", "ici", "e50", "e90", "sensitivity",
+         "specificity", "ppv", "npv", "net_benefit", "ece", "smooth_ece", "brier", "nll", "accuracy")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class World:
             "e50": quantiles(gap, w, np.array([0.5]))[0],
             "e90": quantiles(gap, w, np.array([0.9]))[0],
             "ece": np.abs(np.bincount(bins, w * (top - right))).sum(),
-            "smooth_ece": smooth_width(cells),
+            "smooth_ece": float(smooth_width(cells)),
             "brier": w @ (q * (1 - p) ** 2 + (1 - q) * p**2),
             "brier_calibration": w @ gap**2,
             "brier_discrimination": w @ (q - rate) ** 2,
@@ -115,21 +117,45 @@ def coverage(world: World, n: int, draws: int, seed: int = 0) -> dict[str, Any]:
     return {"coverage": shares, "rejected": {name: value / draws for name, value in rejected.items()}}
 
 
+def macro_coverage(n: int, draws: int, k: int = 4, scale: float = 1.3, seed: int = 0) -> dict[str, list[float]]:
+    """The same for the means over k classes (one against the rest); the truth is that of two million samples."""
+    rng = np.random.default_rng(seed)
+
+    def draw(n: int) -> Any:
+        z = rng.normal(size=(n, k)) + np.linspace(0, 1, k)
+        labels = (z + rng.gumbel(size=z.shape)).argmax(1)
+        sums = ScoreSums.of(torch.from_numpy(scale * z), torch.from_numpy(labels))
+        return measure(sums, [str(i) for i in range(k)], (THRESHOLD,), detail=True)
+
+    truth, counts = draw(2_000_000), {}
+    for _ in range(draws):
+        found = draw(n)
+        for name in MACRO:
+            value, low, high = truth[name]["value"], found[name]["low"], found[name]["high"]
+            counts[name] = counts.get(name, np.zeros(3)) + np.array([high < value, low <= value <= high, low > value])
+    return {name: (count / draws).tolist() for name, count in counts.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--sizes", type=int, nargs="*", default=[200, 1000, 5000, 20000])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = {
-        world.name: {str(n): coverage(world, n, options.draws) for n in options.sizes} for world in WORLDS
-    }
+    found = {world.name: {str(n): coverage(world, n, options.draws) for n in options.sizes} for world in WORLDS}
     for world, sizes in found.items():
         print(f"\n{world}: coverage in % (interval too low / too high) of {options.draws} draws")
         for name in next(iter(sizes.values()))["coverage"]:
-            cells = (f"{100 * c:5.1f} ({100 * a:.1f}/{100 * b:.1f})" for a, c, b in (s["coverage"][name] for s in sizes.values()))
+            cells = (
+                f"{100 * c:5.1f} ({100 * a:.1f}/{100 * b:.1f})"
+                for a, c, b in (s["coverage"][name] for s in sizes.values())
+            )
             print(f"{name:22}", *(f"{cell:>18}" for cell in cells))
         print("tests reject", {n: s["rejected"] for n, s in sizes.items()})
+    for n in options.sizes[:2]:
+        print(f"\nmeans over four classes, n = {n}")
+        for name, (below, inside, above) in macro_coverage(n, options.draws).items():
+            print(f"{name:22} {100 * inside:5.1f} ({100 * below:.1f}/{100 * above:.1f})")
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -13,6 +13,7 @@ from fedcal.simulate.config import Config
 from fedcal.transport.memory import calibrate
 
 if TYPE_CHECKING:
+    from fedcal.assess.evaluation import evaluate
     from fedcal.serve.estimator import FederatedCalibrator
     from fedcal.serve.model import CalibratedModel, export_onnx
     from fedcal.simulate.runs import run
@@ -33,6 +34,7 @@ __all__ = [
     "classwise_ece",
     "ece",
     "equal_mass_ece",
+    "evaluate",
     "export_onnx",
     "match",
     "mce",
@@ -44,6 +46,7 @@ __all__ = [
 _LATER = {  # loaded when asked for: scikit-learn takes its time
     "CalibratedModel": "fedcal.serve.model",
     "FederatedCalibrator": "fedcal.serve.estimator",
+    "evaluate": "fedcal.assess.evaluation",
     "export_onnx": "fedcal.serve.model",
     "run": "fedcal.simulate.runs",
 }

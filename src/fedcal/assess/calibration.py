@@ -1,16 +1,15 @@
 """How far probabilities are from the calibration curve: ICI, E50, E90, smooth ECE, and the parts of the Brier score.
 
-These errors are absolute values: a calibrated model's are 0, but measured ones never are, so that a bootstrap would be too high.
-Each end of an interval is found by inverting a test instead. Curves between perfect calibration (λ = 0) and the fitted one
-(λ = 1), and beyond, are taken as the truth, samples are drawn from them, and the ends are the errors of the first and the last
-curve under which the measured error is not too large or too small (2.5 % each). `paper/studies/evaluation.py` measures how often
-the intervals cover.
+These errors are absolute values: a calibrated model's are 0, but measured ones never are, so that a bootstrap would be too
+high. Each end of an interval is found by inverting a test instead. Curves between perfect calibration (share 0) and the
+fitted one (share 1), and beyond, are taken as the truth, and samples are drawn from them. The ends are the errors of the
+first and the last curve under which the measured error is not too large or too small (2.5 % each).
+`paper/studies/evaluation.py` measures how often the intervals cover.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -48,37 +47,53 @@ def curve_errors(points: Points, curve: Curve | None) -> dict[str, Estimate]:
     # The rest looks at a few points of equal mass only.
     x = quantiles(points.x, points.w, (np.arange(PLACES) + 0.5) / PLACES)
     design, p, mass = curve.design(x), expit(x), points.w.sum() / PLACES
-    away = design @ curve.fit.beta - x
-    statistics: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "ici": lambda gap: gap.mean(-1),
-        "e50": lambda gap: np.partition(gap, PLACES // 2, axis=-1)[..., PLACES // 2],
-        "e90": lambda gap: np.partition(gap, PLACES * 9 // 10, axis=-1)[..., PLACES * 9 // 10],
-        "brier_calibration": lambda gap: (gap**2).mean(-1),
-    }
+    fitted = design @ curve.fit.beta - x
+    here = np.abs(p - expit(x + fitted))
     draws = normal_draws(design.shape[1])
 
-    def sample(share: float) -> np.ndarray:
+    def sample(truth: np.ndarray) -> np.ndarray:
         """Gaps that would be measured if this curve were the truth."""
-        truth = x + share * away
         right = expit(truth)
-        information = (design * (mass * right * (1 - right))[:, None]).T @ design
-        root = np.linalg.cholesky(np.linalg.pinv(information, hermitian=True) + 1e-12 * np.eye(len(information)))
-        return np.abs(p - expit(truth + draws @ root.T @ design.T))
+        values, vectors = np.linalg.eigh((design * (mass * right * (1 - right))[:, None]).T @ design)
+        root = vectors * np.where(values > 1e-9 * values[-1], 1 / np.sqrt(np.maximum(values, 1e-300)), 0.0)
+        return np.abs(p - expit(truth + draws @ (design @ root).T))
 
-    noise = sample(0.0)
-    here = np.abs(p - expit(x + away))
-    shares = _around(float(noise.mean() / max(here.mean(), 1e-12)))
-    truths = np.abs(p - expit(x + shares[:, None] * away))
-    drawn = [sample(share) for share in shares]
-    found = {}
-    for name in names:
-        measured = float(statistics[name](here))
-        taken = np.stack([statistics[name](gaps) for gaps in drawn])
-        low, high = _ends(shares, taken >= measured)
-        at_ends = [float(np.interp(end, shares, statistics[name](truths))) for end in (low, high)]
-        value = float(values[name])
-        found[name] = Estimate(value, min(at_ends[0], value), max(at_ends[1], value))
-    return found
+    noise = float(sample(x).mean() / max(here.mean(), 1e-12))
+    ends = []
+    for direction in (fitted, _shift(x, fitted)):
+        shares = _around(noise)
+        truths = x + shares[:, None] * direction
+        gaps = np.stack([sample(truth) for truth in truths])
+        exact = np.abs(p - expit(truths))
+        taken = {name: (_statistic(name, gaps), float(_statistic(name, here))) for name in names}
+        ends.append({n: _ends(_statistic(n, exact), drawn >= measured) for n, (drawn, measured) in taken.items()})
+    return {name: _estimate(float(values[name]), *(one[name] for one in ends)) for name in names}
+
+
+def _statistic(name: str, gaps: np.ndarray) -> np.ndarray:
+    """A measure of gaps at points of equal mass."""
+    match name:
+        case "ici":
+            return gaps.mean(-1)
+        case "e50" | "e90":
+            place = PLACES // 2 if name == "e50" else PLACES * 9 // 10
+            return np.partition(gaps, place, axis=-1)[..., place]
+    return (gaps**2).mean(-1)
+
+
+def _shift(x: np.ndarray, fitted: np.ndarray) -> np.ndarray:
+    """A shift of all log-odds with as large a gap as the fitted curve's.
+
+    The error of a shift varies the most from sample to sample, so that it decides how large the error may be at most.
+    """
+    p = expit(x)
+    size = np.abs(p - expit(x + fitted)).mean() / max(float((p * (1 - p)).mean()), 1e-12)
+    return np.full_like(x, size if (expit(x + fitted) - p).mean() >= 0 else -size)
+
+
+def _estimate(value: float, along: tuple[float, float], shifted: tuple[float, float]) -> Estimate:
+    """The interval: the lower end along the fitted curve, the upper one the larger of both."""
+    return Estimate(value, min(along[0], value), max(along[1], shifted[1], value))
 
 
 def _around(noise: float) -> np.ndarray:
@@ -86,10 +101,15 @@ def _around(noise: float) -> np.ndarray:
     return np.linspace(max(0.0, 1 - REACH * noise), 1 + REACH * noise, STEPS)
 
 
-def _ends(shares: np.ndarray, larger: np.ndarray) -> tuple[float, float]:
-    """The first share under which the measured error is not too large, and the last under which it is not too small."""
+def _ends(errors: np.ndarray, larger: np.ndarray) -> tuple[float, float]:
+    """The first error under which the measured one is not too large, and the last under which it is not too small.
+
+    Args:
+        errors: the true errors of the curves.
+        larger: for each curve, whether its samples have a larger error than the measured one.
+    """
     above = larger.mean(axis=1)
-    return crossing(shares, above, TAIL, last=False), crossing(shares, 1 - above, TAIL, last=True)
+    return crossing(errors, above, TAIL, last=False), crossing(errors, 1 - above, TAIL, last=True)
 
 
 def smooth_ece(points: Points, curve: Curve | None) -> Estimate:
@@ -99,43 +119,42 @@ def smooth_ece(points: Points, curve: Curve | None) -> Estimate:
         return UNKNOWN
     p = expit(points.x)
     cell = np.minimum((p * CELLS).astype(np.int64), CELLS - 1)
-    value = smooth_width(np.bincount(cell, points.w * (points.y - p), CELLS) / n)
+    value = float(smooth_width(np.bincount(cell, points.w * (points.y - p), CELLS) / n))
     if curve is None:
         return Estimate(value)
     count = np.bincount(cell, points.w, CELLS)
     filled = count > 0
     odds = np.bincount(cell, points.w * points.x, CELLS)[filled] / count[filled]
     weight, stated = count[filled] / n, expit(odds)
-    away = curve.design(odds) @ curve.fit.beta - odds
-    right = expit(odds + away)
+    fitted = curve.design(odds) @ curve.fit.beta - odds
+    right = expit(odds + fitted)
     noise = np.zeros((DRAWS, CELLS))
     noise[:, filled] = normal_draws(CELLS)[:, filled] * np.sqrt(weight * right * (1 - right) / n)
     noise = _smooth(noise, value)
-
-    def expected(share: float) -> np.ndarray:
-        gap = np.zeros(CELLS)
-        gap[filled] = weight * (expit(odds + share * away) - stated)
-        return gap
-
-    shares = _around(float(np.abs(noise).sum(-1).mean() / max(np.abs(expected(1.0)).sum(), 1e-12)))
-    # Samples have a larger error where their gaps, smoothed as the measured ones, exceed it: no width need be found.
-    larger = [np.abs(_smooth(expected(share), value) + noise).sum(-1) >= value for share in shares]
-    low, high = (smooth_width(expected(end)) for end in _ends(shares, np.stack(larger)))
-    return Estimate(value, min(low, value), max(high, value))
+    shares = _around(float(np.abs(noise).sum(-1).mean() / max(value, 1e-12)))
+    ends = []
+    for direction in (fitted, _shift(odds, fitted)):
+        gaps = np.zeros((STEPS, CELLS))
+        gaps[:, filled] = weight * (expit(odds + shares[:, None] * direction) - stated)
+        # Samples have a larger error where their gaps, smoothed as the measured ones, exceed it: no width need be found.
+        larger = [np.abs(gap + noise).sum(-1) >= value for gap in _smooth(gaps, value)]
+        ends.append(_ends(smooth_width(gaps), np.stack(larger)))
+    return _estimate(value, *ends)
 
 
-def _smooth(gaps: np.ndarray, width: float) -> np.ndarray:
+def _smooth(gaps: np.ndarray, width: float | np.ndarray) -> np.ndarray:
     """Gaps in cells, smoothed by a Gaussian kernel of that width that is reflected at 0 and 1: in cosines, a product."""
-    fade = np.exp(-0.5 * (np.pi * width * np.arange(CELLS)) ** 2)
+    fade = np.exp(-0.5 * (np.pi * np.asarray(width)[..., None] * np.arange(CELLS)) ** 2)
     return idct(dct(gaps, axis=-1) * fade, axis=-1)
 
 
-def smooth_width(gaps: np.ndarray) -> float:
+def smooth_width(gaps: np.ndarray) -> np.ndarray:
     """The smooth ECE of gaps in cells: the kernel width that equals Σ|smoothed gaps|, which falls as the width grows."""
-    low, high = 0.0, 1.0
-    for _ in range(40):
+    low, high = np.zeros(gaps.shape[:-1]), np.ones(gaps.shape[:-1])
+    for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.abs(_smooth(gaps, middle)).sum() >= middle else (low, middle)
+        wider = np.abs(_smooth(gaps, middle)).sum(-1) >= middle
+        low, high = np.where(wider, middle, low), np.where(wider, high, middle)
     return (low + high) / 2
 
 
@@ -158,7 +177,14 @@ def brier_parts(points: Points, curve: Curve | None, calibration: Estimate) -> d
     value = calibration.value + uncertainty.value - score
     gain = (points.y - rate) ** 2 - (points.y - curve.at(points.x)[0]) ** 2
     error = math.sqrt(float(points.w @ (gain - points.w @ gain / n) ** 2) / n / n)
-    return {"brier_discrimination": on_log(value, error), "brier_uncertainty": uncertainty}
+    # A curve that was fitted to the same samples is too close to them, by its degrees of freedom.
+    right = curve.at(points.x)[0]
+    excess = (len(curve.fit.beta) - 1) * float(points.w @ (right * (1 - right))) / n / n
+    _, low, high = on_log(max(value - excess, value / 2), error)
+    return {
+        "brier_discrimination": Estimate(value, min(low, value), max(high, value)),
+        "brier_uncertainty": uncertainty,
+    }
 
 
 def observed_to_expected(points: Points) -> Estimate:
@@ -169,5 +195,3 @@ def observed_to_expected(points: Points) -> Estimate:
         return UNKNOWN
     ratio = events / expected
     return on_log(ratio, math.sqrt(float(points.w @ (points.y - ratio * p) ** 2)) / expected)
-
-

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from fedcal.assess.intervals import UNKNOWN, Z, Estimate, difference, on_logit, wilson
+from fedcal.assess.intervals import UNKNOWN, Estimate, Z, difference, on_logit, wilson
 from fedcal.assess.sums import TIED, ScoreSums
 
 
@@ -43,7 +43,9 @@ def auroc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
     if not positives or not negatives:
         return UNKNOWN, math.nan
     below = np.cumsum(bins.no) - bins.no
-    beaten = (below + bins.no * bins.ahead) / negatives  # the share of the others that one of the class in this bin beats
+    beaten = (
+        below + bins.no * bins.ahead
+    ) / negatives  # the share of the others that one of the class in this bin beats
     value = float(bins.yes @ beaten / positives)
     above = positives - np.cumsum(bins.yes)
     lost = (above + bins.yes * bins.ahead) / positives
@@ -130,15 +132,17 @@ class Decisions:
         n = self.positives + self.negatives
         return (self.positives - self.odds * self.negatives) / n if n else math.nan
 
-    def measures(self) -> dict[str, Estimate]:
-        """Sensitivity, specificity, and the predictive values."""
+    def measures(self, min_count: int = 0) -> dict[str, Estimate]:
+        """Sensitivity, specificity, predictive values and net benefit; unknown where they tell of fewer samples."""
         predicted = self.true_positives + self.false_positives
         correctly_below = self.negatives - self.false_positives
         n = self.positives + self.negatives
-        return {
+        found = {
             "sensitivity": wilson(self.true_positives, self.positives),
             "specificity": wilson(correctly_below, self.negatives),
             "ppv": wilson(self.true_positives, predicted),
             "npv": wilson(correctly_below, n - predicted),
             "net_benefit": self.net_benefit(),
         }
+        few = any(0 < side < min_count for side in (predicted, n - predicted))
+        return dict.fromkeys(found, UNKNOWN) if few else found

@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
 
     def to_json(self) -> dict[str, float | None]:
         """The three by name; None where one is not defined."""
-        return {name: value if math.isfinite(value) else None for name, value in self._asdict().items()}
+        return {name: float(value) if math.isfinite(value) else None for name, value in self._asdict().items()}
 
 
 UNKNOWN = Estimate(math.nan)
@@ -50,7 +50,7 @@ def on_logit(value: float, error: float) -> Estimate:
 
 def on_log(value: float, error: float) -> Estimate:
     """A positive value whose logarithm has a normal error, by the delta method."""
-    if not value > 0 or not math.isfinite(error):
+    if not value > 0 or not error < 100 * value:
         return Estimate(value)
     reach = math.exp(Z * error / value)
     return Estimate(value, value / reach, value * reach)
@@ -63,8 +63,8 @@ def _expit(x: float) -> float:
 def mean(n: float, one: float, two: float, three: float) -> Estimate:
     """A mean from the sums of the values, their squares and their cubes.
 
-    Student's interval with Johnson's (1978) correction for skewness, in Hall's (1992) monotone form: losses have long tails, and
-    a symmetric interval would miss the mean from below too often.
+    Student's interval with Hall's (1992) correction for skewness: losses have long tails, and a symmetric interval would miss
+    the mean from below too often.
     """
     if n < 1:
         return UNKNOWN
@@ -117,4 +117,3 @@ def crossing(at: np.ndarray, values: np.ndarray, level: float, last: bool) -> fl
         return float(at[i])
     share = (values[i] - level) / max(values[i] - values[j], 1e-12)
     return float(at[i] + share * (at[j] - at[i]))
-

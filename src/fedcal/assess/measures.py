@@ -11,29 +11,35 @@ from scipy.special import expit
 from scipy.stats import chi2, norm
 
 from fedcal.assess.calibration import brier_parts, curve_errors, observed_to_expected, smooth_ece
+from fedcal.assess.disclose import blank
 from fedcal.assess.discrimination import Decisions, auprc, auroc
-from fedcal.assess.intervals import UNKNOWN, Z, Estimate, mean, wilson
+from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
 from fedcal.assess.regression import Curve, intercept, quantiles, score_test, slope, spiegelhalter
 from fedcal.assess.sums import CURVE, TABLE, Points, ScoreSums
 
-# Measures that are means over samples, whatever the number of classes.
-OVERALL = ("accuracy", "ece", "smooth_ece", "brier", "nll")
 PLACES = 41  # at which a calibration curve is given
 
 Json = dict[str, Any]
 
 
-def measure(sums: ScoreSums, names: Sequence[str], asked: Sequence[float], detail: bool = True) -> Json:
+def measure(
+    sums: ScoreSums, names: Sequence[str], asked: Sequence[float], min_count: int = 0, detail: bool = True
+) -> Json:
     """Every measure of these samples.
 
     Args:
         sums: of the samples.
         names: the classes.
         asked: the thresholds; the first is that of `sensitivity`, `net_benefit` and so on.
+        min_count: hide classes, bins and decisions of fewer samples.
         detail: whether to add the measures of each class where there are more than two, and the curves.
     """
     n, right, *powers = sums.samples
-    found: dict[str, Estimate] = {"accuracy": wilson(right, n), "nll": mean(n, *powers[:3]), "brier": mean(n, *powers[3:])}
+    found: dict[str, Estimate] = {
+        "accuracy": wilson(right, n),
+        "nll": mean(n, *powers[:3]),
+        "brier": mean(n, *powers[3:]),
+    }
     found["ece"] = Estimate(sums.bins.ece(), *sums.bins.interval()) if n else UNKNOWN
     about: Json = {"n": int(n)}
     last = len(sums.moments) - 1
@@ -41,28 +47,33 @@ def measure(sums: ScoreSums, names: Sequence[str], asked: Sequence[float], detai
     curve = Curve.of(points)
     found["smooth_ece"] = smooth_ece(points, curve)
     if sums.n_classes == 2:
-        more, rest = one_class(sums, 0, asked, points, curve)
+        more, rest = one_class(sums, 0, asked, min_count, points, curve)
         about |= rest
     else:
-        each = [one_class(sums, row, asked, *_curve(sums, row)) for row in range(last)]
+        each = [one_class(sums, row, asked, min_count, *_curve(sums, row, detail)) for row in range(last)]
         more = {key: macro([values[key] for values, _ in each]) for key in each[0][0]}
         if detail:
+            listed = {name: rest | to_json(values) for name, (values, rest) in zip(names, each, strict=True)}
             about["classes"] = {
-                name: rest | to_json(values) for name, (values, rest) in zip(names, each, strict=True)
+                name: blank(one) if 0 < one["events"] < min_count else one for name, one in listed.items()
             }
-            about["calibration_curve"] = curve_json(points, curve)
-    about["bins"] = bins_json(sums)
+        about |= {
+            "tests": tests_json(points),
+            "calibration_curve": curve_json(points, curve),
+            "threshold": float(asked[0]),
+        }
+    about["bins"] = bins_json(sums, min_count)
     about["ece_floor"] = _finite(sums.bins.floor())
     return about | to_json(found | more)
 
 
-def _curve(sums: ScoreSums, row: int) -> tuple[Points, Curve | None]:
+def _curve(sums: ScoreSums, row: int, detail: bool) -> tuple[Points, Curve | None]:
     points = sums.points(row)
-    return points, Curve.of(points)
+    return points, Curve.of(points) if detail else None
 
 
 def one_class(
-    sums: ScoreSums, row: int, asked: Sequence[float], points: Points, curve: Curve | None
+    sums: ScoreSums, row: int, asked: Sequence[float], min_count: int, points: Points, curve: Curve | None
 ) -> tuple[dict[str, Estimate], Json]:
     """The measures of one class against the rest, and what else is known of it."""
     negatives, positives = sums.counts(row)
@@ -78,7 +89,7 @@ def one_class(
         "oe_ratio": observed_to_expected(points),
         **errors,
         **brier_parts(points, curve, errors["brier_calibration"]),
-        **Decisions.at(sums, row, asked[:1])[0].measures(),
+        **Decisions.at(sums, row, asked[:1])[0].measures(min_count),
     }
     about = {
         "events": positives,
@@ -87,10 +98,10 @@ def one_class(
         "calibration_curve": curve_json(points, curve),
         "threshold": float(asked[0]),
         "thresholds": [
-            {"threshold": d.threshold} | to_json(d.measures())
+            {"threshold": d.threshold} | to_json(d.measures(min_count))
             for d in Decisions.at(sums, row, np.unique([*TABLE, *asked]))
         ],
-        "decision_curve": decision_json(sums, row),
+        "decision_curve": decision_json(sums, row, min_count),
     }
     return found, about
 
@@ -120,8 +131,7 @@ def tests_json(points: Points) -> Json:
     """Tests that the probabilities are right: Spiegelhalter's, and a score test against any smooth curve."""
     if not points.w.sum():
         return {"score": None, "spiegelhalter": None}
-    knots = np.unique(quantiles(points.x, points.w, np.array((0.05, 0.35, 0.65, 0.95))))
-    statistic, freedom = score_test(points, knots if len(knots) == 4 else knots[:1])
+    statistic, freedom = score_test(points)
     z = spiegelhalter(points)
     return {
         "score": {"chi2": statistic, "df": freedom, "p": float(chi2.sf(statistic, freedom))},
@@ -140,10 +150,10 @@ def curve_json(points: Points, curve: Curve | None) -> Json | None:
     return {"predicted": p.tolist(), "value": value.tolist(), "low": below.tolist(), "high": above.tolist()}
 
 
-def decision_json(sums: ScoreSums, row: int) -> Json:
+def decision_json(sums: ScoreSums, row: int, min_count: int) -> Json:
     """The decision curve: net benefit by threshold, with 95 % intervals, and that of treating everybody."""
     at = Decisions.at(sums, row, CURVE)
-    benefit = [one.net_benefit() for one in at]
+    benefit = [one.measures(min_count)["net_benefit"] for one in at]
     return {
         "threshold": CURVE.tolist(),
         **{key: [_finite(getattr(one, key)) for one in benefit] for key in ("value", "low", "high")},
@@ -151,17 +161,13 @@ def decision_json(sums: ScoreSums, row: int) -> Json:
     }
 
 
-def bins_json(sums: ScoreSums) -> Json:
+def bins_json(sums: ScoreSums, min_count: int) -> Json:
     """The reliability of the top class, by bins of confidence."""
-    confidence, accuracy = sums.bins.curve()
+    bins = sums.bins.disclosed(min_count) if min_count else sums.bins
+    confidence, accuracy = bins.curve()
     return {
-        "edges": sums.bins.edges.tolist(),
-        "count": sums.bins.count.tolist(),
+        "edges": bins.edges.tolist(),
+        "count": bins.count.tolist(),
         "confidence": [_finite(value) for value in confidence],
         "accuracy": [_finite(value) for value in accuracy],
     }
-
-
-def standard_error(low: float, high: float) -> float:
-    """What an interval says of the standard error."""
-    return (high - low) / (2 * Z)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, xlogy
+from scipy.special import expit
 
-from fedcal.assess.intervals import UNKNOWN, Estimate, wald
+from fedcal.assess.intervals import UNKNOWN, Estimate, Z, wald
 from fedcal.assess.sums import Points
 
 KNOTS = (0.05, 0.35, 0.65, 0.95)  # quantiles of the log-odds (Harrell 2015)
@@ -82,6 +82,13 @@ def quantiles(x: np.ndarray, w: np.ndarray, shares: np.ndarray) -> np.ndarray:
     return x[order][np.minimum(at, len(x) - 1)]
 
 
+def choose_knots(points: Points) -> np.ndarray:
+    """The spline's knots at quantiles of the log-odds; a single one, for a straight line, where samples or scores are few."""
+    knots = np.unique(quantiles(points.x, points.w, np.array(KNOTS)))
+    straight = len(knots) < len(KNOTS) or points.w.sum() < FEW or (np.diff(knots) < 1e-6).any()
+    return knots[:1] if straight else knots
+
+
 @dataclass(frozen=True)
 class Curve:
     """A smooth calibration curve: a restricted cubic spline of the log-odds, fitted by logistic regression."""
@@ -94,9 +101,7 @@ class Curve:
         """The curve of these points; None where they are of one class, or separable."""
         if not has_both(points):
             return None
-        knots = np.unique(quantiles(points.x, points.w, np.array(KNOTS)))
-        if len(knots) < 3 or points.w.sum() < FEW or (np.diff(knots) < 1e-6).any():
-            knots = knots[:1]
+        knots = choose_knots(points)
         for some in (knots, knots[:1]):
             design = basis(points.x, some)
             if np.ptp(points.x) < 1e-9:
@@ -112,7 +117,7 @@ class Curve:
         """The curve at log-odds x and its 95 % band, as probabilities."""
         design = self.design(x)
         eta = design @ self.fit.beta
-        error = 1.959963984540054 * np.sqrt(np.einsum("ij,jk,ik->i", design, self.fit.covariance, design))
+        error = Z * np.sqrt(np.einsum("ij,jk,ik->i", design, self.fit.covariance, design))
         return expit(eta), expit(eta - error), expit(eta + error)
 
 
@@ -131,9 +136,9 @@ def basis(x: np.ndarray, knots: np.ndarray) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def score_test(points: Points, knots: np.ndarray) -> tuple[float, int]:
+def score_test(points: Points) -> tuple[float, int]:
     """Rao's score test that the probabilities are right, against the spline's alternatives: χ² and its degrees of freedom."""
-    design, p = basis(points.x, knots), expit(points.x)
+    design, p = basis(points.x, choose_knots(points)), expit(points.x)
     scale = np.sqrt(np.maximum((design**2 * points.w[:, None]).sum(0), 1e-300))
     design = design / scale
     score = design.T @ (points.w * (points.y - p))
@@ -148,9 +153,3 @@ def spiegelhalter(points: Points) -> float:
     p = expit(points.x)
     variance = points.w @ ((1 - 2 * p) ** 2 * p * (1 - p))
     return float(points.w @ ((points.y - p) * (1 - 2 * p)) / math.sqrt(variance)) if variance > 0 else math.nan
-
-
-def log_loss(points: Points) -> float:
-    """The summed NLL of the points' probabilities."""
-    p = expit(points.x)
-    return float(-points.w @ (xlogy(points.y, p) + xlogy(1 - points.y, 1 - p)))

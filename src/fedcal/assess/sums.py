@@ -1,8 +1,8 @@
 """What a site sends of its samples: sums of constant size that add with `+`, and from which every measure is read.
 
-For each class (of two classes: for class 1 alone) the samples fall into bins by the log-odds of the class's probability, apart
-by whether they are of that class. A bin keeps its number of samples and the first two moments of their log-odds within the bin.
-So a bin of one sample is exact, and a bin of many is replaced by two points with the same mean and variance: sums of smooth
+For each class (of two classes: for class 1 alone) the samples fall into bins by the log-odds of the class's probability,
+those of the class apart from the others. A bin keeps its number of samples and the first two moments of their log-odds. So a
+bin of one sample is exact, and a bin of many is replaced by two points with the same mean and variance: sums of smooth
 functions over the points differ from those over the samples by the third power of a bin's width.
 """
 
@@ -116,7 +116,10 @@ class ScoreSums:
             raise FedCalError("logits are not finite: check the model, or the scaler")
         log_p = z.log_softmax(dim=1)
         p, right = log_p.exp(), rank_of_label(z, labels) == 0
-        nll, brier = -log_p.gather(1, labels[:, None])[:, 0], squared_error(p, labels) / (2 if self.n_classes == 2 else 1)
+        nll, brier = (
+            -log_p.gather(1, labels[:, None])[:, 0],
+            squared_error(p, labels) / (2 if self.n_classes == 2 else 1),
+        )
         powers = [float((v**power).sum()) for v in (nll, brier) for power in (1, 2, 3)]
         self.samples[:] += [len(labels), float(right.sum()), *powers]
         odds, of_class = log_odds(z), torch.nn.functional.one_hot(labels, self.n_classes).bool()
@@ -212,7 +215,9 @@ class ScoreSums:
         shapes = ((8,), cells.shape[:1], (len(cells) if cells.ndim else 0, 3), found.above.shape, (4, 15))
         for name, shape in zip(PARTS, shapes, strict=True):
             if tuple(tensors[name].shape) != shape:
-                raise FedCalError(f"not the sums of an evaluation: {name!r} has shape {tuple(tensors[name].shape)}, not {shape}")
+                raise FedCalError(
+                    f"not the sums of an evaluation: {name!r} has shape {tuple(tensors[name].shape)}, not {shape}"
+                )
         if len(np.unique(cells)) < len(cells) or (len(cells) and not 0 <= cells.min() <= cells.max() < size):
             raise FedCalError("not the sums of an evaluation: its bins are doubled or beyond the last")
         if not all(np.isfinite(part).all() for part in (samples, moments)):
