@@ -100,6 +100,7 @@ def evaluate(
     min_count: int = MIN_COUNT,
     probs: bool | None = None,
     classes: Any = None,
+    names: Sequence[str] | None = None,
 ) -> Evaluation:
     """Evaluate probabilities at every site, from sums that add over sites: discrimination, calibration and decisions.
 
@@ -117,6 +118,7 @@ def evaluate(
         min_count: hide results of fewer samples, and those that would follow from others by subtraction; 0 hides nothing.
         probs: True if the sites give probabilities, and not logits.
         classes: the labels of the columns, in their order, where they are not the columns' numbers.
+        names: what to call the classes; their labels if not given.
 
     Returns:
         The results: `pooled`, `sites`, `groups`, `site_groups` and `spread`.
@@ -145,7 +147,7 @@ def evaluate(
     for some in by_site.values():
         for variable, names in names_of(some).items():
             variables[variable] = sorted({*variables.get(variable, []), *names})
-    return summarise(sums(), name_classes(found, k), thresholds, variables, min_count)
+    return summarise(sums(), names or name_classes(found, k), thresholds, variables, min_count)
 
 
 def name_classes(classes: Any, n_classes: int) -> list[str]:

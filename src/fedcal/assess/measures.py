@@ -15,8 +15,11 @@ from fedcal.assess.disclose import blank
 from fedcal.assess.discrimination import Decisions, auprc, auroc
 from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
 from fedcal.assess.regression import Curve, intercept, quantiles, score_test, slope, spiegelhalter
-from fedcal.assess.sums import CURVE, TABLE, Points, ScoreSums
+from fedcal.assess.sums import CURVE, TABLE, Points, ScoreSums, grid
+from fedcal.base.bins import equal_mass
 
+TENTHS = 10  # groups of samples beside the curve
+LEAST = 10  # samples in each
 PLACES = 41  # at which a calibration curve is given
 
 Json = dict[str, Any]
@@ -60,6 +63,7 @@ def measure(
         about |= {
             "tests": tests_json(points),
             "calibration_curve": curve_json(points, curve),
+            "calibration_bins": groups_json(sums, last, min_count),
             "threshold": float(asked[0]),
         }
     about["bins"] = bins_json(sums, min_count)
@@ -96,6 +100,7 @@ def one_class(
         "binning_error": {"auroc": _finite(area_error), "auprc": _finite(precision_error)},
         "tests": tests_json(points),
         "calibration_curve": curve_json(points, curve),
+        "calibration_bins": groups_json(sums, row, min_count),
         "threshold": float(asked[0]),
         "thresholds": [
             {"threshold": d.threshold} | to_json(d.measures(min_count))
@@ -148,6 +153,25 @@ def curve_json(points: Points, curve: Curve | None) -> Json | None:
     x = np.clip(np.log(p) - np.log1p(-p), low, high)
     value, below, above = curve.at(x)
     return {"predicted": p.tolist(), "value": value.tolist(), "low": below.tolist(), "high": above.tolist()}
+
+
+def groups_json(sums: ScoreSums, row: int, min_count: int) -> Json:
+    """Samples in groups of about equal size, by their prediction: how many, predicted, and observed with its interval."""
+    moments, at = sums.moments[row], grid(sums.n_classes)
+    count = moments[..., 0].sum(0)
+    many = int(min(TENTHS, count.sum() // max(min_count, LEAST)))
+    if not many:
+        return {"count": [], "predicted": [], **{key: [] for key in Estimate._fields}}
+    starts = equal_mass(count, many)
+    odds = at.middle + at.width * moments[..., 1].sum(0) / np.maximum(count, 1)
+    size, events, predicted = (np.add.reduceat(v, starts) for v in (count, moments[1, :, 0], count * expit(odds)))
+    filled = size > 0
+    observed = [wilson(*one) for one in zip(events[filled], size[filled], strict=True)]
+    return {
+        "count": size[filled].astype(int).tolist(),
+        "predicted": (predicted[filled] / size[filled]).tolist(),
+        **{key: [float(getattr(one, key)) for one in observed] for key in Estimate._fields},
+    }
 
 
 def decision_json(sums: ScoreSums, row: int, min_count: int) -> Json:

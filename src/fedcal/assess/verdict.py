@@ -20,7 +20,8 @@ def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json])
         return ["Too few samples to say anything."]
     bad_sites, bad_groups = rejected(sites), rejected(groups)
     said = [headline(pooled, bool(bad_sites or bad_groups))]
-    said += direction(pooled)
+    if (p := p_value(pooled)) is not None and p <= LEVEL:
+        said += direction(pooled)
     for kind, bad, of in (("sites", bad_sites, sites if len(sites) > 1 else {}), ("groups", bad_groups, groups)):
         tested = [name for name in of if p_value(of[name]) is not None]
         if bad and of:

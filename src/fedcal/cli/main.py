@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcal import __version__
+from fedcal.cli import evaluate_files as cli_evaluate
 from fedcal.cli import exchange as cli_exchange
 from fedcal.cli import federate as cli_federate
 from fedcal.cli import logits as cli_files
@@ -141,7 +142,7 @@ def _command_from_config() -> Any:
 
 
 app.command("run")(_command_from_config())
-commands = cli_files.calibrate, cli_files.apply, cli_files.evaluate, cli_federate.federate
+commands = cli_files.calibrate, cli_files.apply, cli_evaluate.evaluate, cli_federate.federate
 for command in commands:
     app.command()(command)
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from fedcal.base.checks import as_logits, check_labels, check_labels_alone, look_like_probs
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import write_bytes
+from fedcal.data.columns import read_columns
 from fedcal.errors import FedCalError, unknown
 
 Kind = Literal["logits", "probs"]
@@ -76,21 +77,26 @@ class Sites:
     samples: dict[str, tuple[Tensor, Tensor]]  # logits and columns by name, sorted
     classes: np.ndarray | None  # the label of each column; None where labels are the columns' numbers
     probs: bool  # whether all files held probabilities
+    groups: dict[str, dict[str, np.ndarray]]  # by site, the further columns that were asked for
 
 
 # --- what the files hold ----------------------------------------------------------------------------------------------
 
 
-def read_rows(path: Path, kind: Kind | None = None) -> Rows:
-    """Checked samples. `kind` says what arrays of other names are, or which of two to take."""
-    readers: dict[str, Callable[[Path, Kind | None], Content]] = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
+def read_rows(path: Path, kind: Kind | None = None, others: Sequence[str] = ()) -> Rows:
+    """Checked samples. `kind` says what arrays of other names are, or which of two to take; `others` are no scores."""
+    readers: dict[str, Callable[[Path, Kind | None, Sequence[str]], Content]] = {
+        ".npz": _npz,
+        ".csv": _csv,
+        ".parquet": _parquet,
+    }
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise FedCalError(
             f"{path}: a site's file is one of {', '.join(readers)}, not {path.suffix or 'without ending'!r}"
         )
     try:
-        held = reader(path, kind)
+        held = reader(path, kind, others)
         meant = kind or KINDS[held.name]
         logits = _as_logits(held.scores, meant, sure=kind is not None)
         if not len(logits):
@@ -101,13 +107,16 @@ def read_rows(path: Path, kind: Kind | None = None) -> Rows:
         raise FedCalError(f"{path}: {error}") from None
 
 
-def read_sites(paths: Sequence[Path], kind: Kind | None = None, classes: Any = None) -> Sites:
+def read_sites(
+    paths: Sequence[Path], kind: Kind | None = None, classes: Any = None, columns: Sequence[str] = ()
+) -> Sites:
     """Labelled sites, all with as many classes.
 
     Rows that a `site` column gives one name are one client, whichever files they are in. A name that only a file's name
-    suggests must be the only one of its kind: two such files are more likely a mistake.
+    suggests must be the only one of its kind: two such files are more likely a mistake. `columns` are further ones to read,
+    such as subgroups.
     """
-    files = [(path, read_rows(path, kind)) for path in paths]
+    files = [(path, read_rows(path, kind, columns)) for path in paths]
     width = files[0][1].logits.shape[1]
     for path, rows in files:
         if rows.logits.shape[1] != width:
@@ -117,16 +126,21 @@ def read_sites(paths: Sequence[Path], kind: Kind | None = None, classes: Any = N
     found = find_classes((_labelled(path, rows) for path, rows in files), width, classes)
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
     by_file: set[str] = set()
+    groups: dict[str, dict[str, list[np.ndarray]]] = {}
     for path, rows in sorted(files, key=lambda file: file[0]):  # so that the order of arguments changes nothing
-        labels = _columns(path, rows, found)
+        labels, further = _columns(path, rows, found), read_columns(path, columns)
         for name, chosen in rows.by_site(path.stem).items():
             if name in parts and (rows.sites is None or name in by_file):
                 raise FedCalError(f"{path}: another file has a site {name!r} too: rename one, or add a column `site`")
             if rows.sites is None:
                 by_file.add(name)
             parts.setdefault(name, []).append((rows.logits[chosen], labels[chosen]))
+            for column, values in further.items():
+                values = _column(values, column, len(rows.logits))
+                groups.setdefault(name, {}).setdefault(column, []).append(np.asarray(values)[chosen])
     samples = {name: _joined(some) for name, some in sorted(parts.items())}
-    return Sites(samples, found, all(rows.probs for _, rows in files))
+    joined = {name: {column: np.concatenate(some) for column, some in of.items()} for name, of in groups.items()}
+    return Sites(samples, found, all(rows.probs for _, rows in files), joined)
 
 
 def read_site(
@@ -190,9 +204,9 @@ def _as_logits(scores: Any, kind: Kind, sure: bool) -> Tensor:
     return logits
 
 
-def _choose(names: Iterable[str], kind: Kind | None) -> str:
+def _choose(names: Iterable[str], kind: Kind | None, others: Sequence[str] = ()) -> str:
     """The one array that holds the scores."""
-    names = [name for name in names if name not in NOT_SCORES]
+    names = [name for name in names if name not in (*NOT_SCORES, *others)]
     known = [name for name in names if name in KINDS]
     fitting = (
         [name for name in known if kind in (None, KINDS[name]) or name == EITHER] if known else names if kind else []
@@ -215,13 +229,13 @@ def _one_of(names: Sequence[str], found: Iterable[str]) -> str | None:
     return held[0] if held else None
 
 
-def _npz(path: Path, kind: Kind | None) -> Content:
+def _npz(path: Path, kind: Kind | None, others: Sequence[str] = ()) -> Content:
     try:
         with path.open("rb") as file:
             held = np.load(file, allow_pickle=False)
             if not isinstance(held, np.lib.npyio.NpzFile):
                 raise FedCalError("a single array, not an .npz: np.savez(path, logits=…, labels=…)")
-            name = _choose(held.files, kind)
+            name = _choose(held.files, kind, others)
             labels, sites = _one_of(LABELS, held.files), _one_of(SITES, held.files)
             return Content(name, held[name], held[labels] if labels else None, held[sites] if sites else None)
     except FileNotFoundError:
@@ -245,9 +259,9 @@ class Plan(NamedTuple):
     site: int | None
 
 
-def _plan(header: list[str], kind: Kind | None) -> Plan:
+def _plan(header: list[str], kind: Kind | None, further: Sequence[str] = ()) -> Plan:
     at: dict[str, dict[int, int]] = {}
-    others = [i for i, name in enumerate(header) if name not in NOT_SCORES]
+    others = [i for i, name in enumerate(header) if name not in (*NOT_SCORES, *further)]
     if len(set(header)) < len(header):
         raise FedCalError("two columns have one name: name them apart")
     for i in others:
@@ -272,11 +286,11 @@ def _plan(header: list[str], kind: Kind | None) -> Plan:
     )
 
 
-def _csv(path: Path, kind: Kind | None) -> Content:
+def _csv(path: Path, kind: Kind | None, others: Sequence[str] = ()) -> Content:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
             header = [name.strip() for name in next(csv.reader([file.readline()]), [])]
-            plan, start = _plan(header, kind), file.tell()
+            plan, start = _plan(header, kind, others), file.tell()
             warnings.simplefilter("ignore")  # of a file without rows
 
             def read(columns: list[int], kind: Any = float) -> np.ndarray:
@@ -308,12 +322,12 @@ def _numbers(read: Callable[[list[int]], np.ndarray], words: Callable[[int], Any
         return read(plan.scores), words(plan.label)
 
 
-def _parquet(path: Path, kind: Kind | None) -> Content:
+def _parquet(path: Path, kind: Kind | None, others: Sequence[str] = ()) -> Content:
     arrow, parquet = _pyarrow()
     try:
         file = parquet.ParquetFile(path)
         header = list(file.schema_arrow.names)
-        plan = _plan(header, kind)
+        plan = _plan(header, kind, others)
         wanted = [*plan.scores, *(i for i in (plan.label, plan.site) if i is not None)]
         table = file.read(columns=[header[i] for i in wanted])
 

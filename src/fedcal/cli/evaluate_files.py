@@ -1,0 +1,114 @@
+"""`fedcal evaluate`: measure users' files of logits or probabilities. It parses, calls and prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from fedcal.cli.logits import Classes, Files, Kind, kind_of, out, parse_classes, print_table
+from fedcal.errors import FedCalError
+
+
+def evaluate(
+    files: Files,
+    scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
+    own: Annotated[
+        bool, typer.Option("--client", "--own", help="With --scaler: each site by its personal part.")
+    ] = False,
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="COLUMN", help="Also by this column, such as sex; repeatable."),
+    ] = None,
+    threshold: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--threshold", metavar="P", help="Decide at this probability; repeatable, the first counts. (default: 0.5)"
+        ),
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write all results.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML page with the plots.")] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Also write TRIPOD+AI tables: a .md, .tex or .csv, or a folder for all three."
+        ),
+    ] = None,
+    min_count: Annotated[int, typer.Option(help="Hide results of fewer samples; 0 hides nothing.")] = 5,
+    probs: Kind = None,
+    classes: Classes = None,
+) -> None:
+    """Measure files with logits or probabilities and labels: each site, and all of them together, with 95 % intervals.
+
+    With --scaler, before and after. The samples should not be those that the scaler was fitted on.
+    """
+    from fedcal.assess.evaluation import evaluate as measure_all
+    from fedcal.assess.sums import all_thresholds
+    from fedcal.base.store import write_json
+    from fedcal.data.logit_files import read_sites
+    from fedcal.measure.views import View, measure, unchanged
+    from fedcal.protocol import Scaler
+    from fedcal.report.evaluation import write_page
+    from fedcal.report.evaluation_tables import check_path, save_tables
+    from fedcal.report.sites import table_row
+    from fedcal.report.words import difference
+
+    if own and scaler is None:
+        raise FedCalError("--client (--own) needs --scaler, whose personal parts are meant")
+    thresholds, columns = threshold or [0.5], group or []
+    all_thresholds(thresholds)
+    if tables is not None:
+        check_path(tables)
+    calibration = Scaler.load(scaler) if scaler else None
+    known = calibration.classes if calibration else ()
+    read = read_sites(files, kind_of(probs), parse_classes(classes) or known or None, columns)
+    sites = read.samples
+    views: dict[str, View] = {"before": unchanged}
+    if calibration is not None:
+        views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
+    found = measure(sites, views)
+    before, after = found.rows("before"), found.rows("after") if calibration else None
+
+    groups = read.groups if columns else None
+    names = None if read.classes is None else [str(name) for name in read.classes]
+    results = {
+        view: measure_all(
+            {name: (apply(name, logits), labels) for name, (logits, labels) in sites.items()},
+            groups=groups,
+            thresholds=thresholds,
+            min_count=min_count,
+            probs=False,
+            names=names,
+        )
+        for view, apply in views.items()
+    }
+    result, earlier = results["after" if after else "before"], results["before"] if after else None
+    if json_file is not None:
+        write_json(json_file, result.to_json() | ({"before": earlier.to_json()} if earlier else {}))
+    if tables is not None:
+        save_tables(result, tables)
+    if report is not None:
+        title = f"{len(sites)} sites" + (f", calibrated by {scaler}" if scaler else "")
+        write_page(report, result, title, earlier)
+
+    shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
+    rows = [table_row(name, before[name]) for name in shown]
+    if after:
+        rows = [
+            row
+            for name in shown
+            for row in (table_row(f"{name}, before", before[name]), table_row(f"{name}, after", after[name]))
+        ]
+    print_table(rows)
+    if after:
+        print(f"after against before: {difference(found.difference('after', 'before'))}")
+    ece = {name: tally.reliability.ece() for name, tally in found.tallies["after" if after else "before"].items()}
+    worst = max(ece, key=lambda name: ece[name])
+    out.print(f"worst client: {escape(worst)}, ECE {ece[worst]:.2%}")
+    for sentence in result.verdict:
+        out.print(escape(sentence), soft_wrap=True)
+    for what, path in (("Results", json_file), ("Tables", tables), ("Report", report)):
+        if path is not None:
+            out.print(f"{what}: [bold]{escape(str(path))}[/bold]", soft_wrap=True)
