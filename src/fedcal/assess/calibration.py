@@ -145,7 +145,7 @@ def smooth_ece(points: Points, curve: Curve | None) -> Estimate:
 def _smooth(gaps: np.ndarray, width: float | np.ndarray) -> np.ndarray:
     """Gaps in cells, smoothed by a Gaussian kernel of that width that is reflected at 0 and 1: in cosines, a product."""
     fade = np.exp(-0.5 * (np.pi * np.asarray(width)[..., None] * np.arange(CELLS)) ** 2)
-    return idct(dct(gaps, axis=-1) * fade, axis=-1)
+    return np.asarray(idct(np.asarray(dct(gaps, axis=-1)) * fade, axis=-1))
 
 
 def smooth_width(gaps: np.ndarray) -> np.ndarray:

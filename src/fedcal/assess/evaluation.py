@@ -20,6 +20,7 @@ from fedcal.base.checks import check_kind, check_whole, look_like_probs, warn_of
 from fedcal.base.store import write_json
 from fedcal.data.samples import check_clients
 from fedcal.errors import FedCalError
+from fedcal.measure.views import View
 from fedcal.protocol import Scaler
 
 MIN_COUNT = 5  # samples, below which a result is hidden
@@ -100,7 +101,6 @@ def evaluate(
     min_count: int = MIN_COUNT,
     probs: bool | None = None,
     classes: Any = None,
-    names: Sequence[str] | None = None,
 ) -> Evaluation:
     """Evaluate probabilities at every site, from sums that add over sites: discrimination, calibration and decisions.
 
@@ -118,7 +118,6 @@ def evaluate(
         min_count: hide results of fewer samples, and those that would follow from others by subtraction; 0 hides nothing.
         probs: True if the sites give probabilities, and not logits.
         classes: the labels of the columns, in their order, where they are not the columns' numbers.
-        names: what to call the classes; their labels if not given.
 
     Returns:
         The results: `pooled`, `sites`, `groups`, `site_groups` and `spread`.
@@ -134,25 +133,47 @@ def evaluate(
         warn_of_probs()
     if personal and scaler is None:
         raise FedCalError("personal needs a scaler, whose personal parts are meant")
-    at, k = all_thresholds(thresholds), next(iter(samples.values()))[0].shape[1]
     by_site = check_groups(groups, {name: len(labels) for name, (_, labels) in samples.items()}, sites)
 
-    def sums() -> Iterable[tuple[str, SiteSums]]:
-        for name, (logits, labels) in samples.items():
-            if scaler is not None:
-                logits = scaler.apply(logits, name if personal else None, probs=False)
-            yield name, SiteSums.of(logits, labels, by_site[name], at)
+    def calibrated(name: str, logits: Tensor) -> Tensor:
+        return logits if scaler is None else scaler.apply(logits, name if personal else None, probs=False)
 
-    variables: dict[str, list[str]] = {}
-    for some in by_site.values():
-        for variable, names in names_of(some).items():
-            variables[variable] = sorted({*variables.get(variable, []), *names})
-    return summarise(sums(), names or name_classes(found, k), thresholds, variables, min_count)
+    return evaluate_samples(samples, calibrated, by_site, name_classes(found), thresholds, min_count)
 
 
-def name_classes(classes: Any, n_classes: int) -> list[str]:
-    """The classes as text."""
-    return [str(name) for name in (range(n_classes) if classes is None or not len(classes) else classes)]
+def evaluate_samples(
+    samples: Mapping[str, tuple[Tensor, Tensor]],
+    view: View,
+    groups: Mapping[str, Groups],
+    classes: Sequence[str] = (),
+    thresholds: Sequence[float] = (0.5,),
+    min_count: int = MIN_COUNT,
+) -> Evaluation:
+    """The same of checked samples.
+
+    Args:
+        samples: each site's logits and labels.
+        view: what calibrates them.
+        groups: each site's groups, checked.
+        classes: the names of the classes; their numbers if empty.
+        thresholds: see `evaluate`.
+        min_count: see `evaluate`.
+    """
+    at, width = all_thresholds(thresholds), next(iter(samples.values()))[0].shape[1]
+    variables: dict[str, set[str]] = {}
+    for some in groups.values():
+        for variable, found in names_of(some).items():
+            variables.setdefault(variable, set()).update(found)
+    sums = (
+        (name, SiteSums.of(view(name, logits), labels, groups[name], at)) for name, (logits, labels) in samples.items()
+    )
+    ordered = {variable: sorted(names) for variable, names in variables.items()}
+    return summarise(sums, classes or [str(k) for k in range(width)], thresholds, ordered, min_count)
+
+
+def name_classes(classes: Any) -> list[str]:
+    """The classes as text; empty where they are the columns' numbers."""
+    return [] if classes is None else [str(name) for name in classes]
 
 
 def summarise(

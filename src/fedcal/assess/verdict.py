@@ -19,7 +19,7 @@ def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json])
     if pooled.get("hidden"):
         return ["Too few samples to say anything."]
     bad_sites, bad_groups = rejected(sites), rejected(groups)
-    said = [headline(pooled, bool(bad_sites or bad_groups))]
+    said = [headline(pooled, bool(bad_sites or bad_groups)), *size(pooled)]
     if (p := p_value(pooled)) is not None and p <= LEVEL:
         said += direction(pooled)
     for kind, bad, of in (("sites", bad_sites, sites if len(sites) > 1 else {}), ("groups", bad_groups, groups)):
@@ -55,16 +55,19 @@ def rejected(cells: Mapping[str, Json]) -> list[str]:
 def headline(pooled: Json, elsewhere: bool) -> str:
     """Whether the model is calibrated overall."""
     p = p_value(pooled)
-    error = percent(pooled["ici"]["value"])
-    low, high = (percent(pooled["ici"][end]) for end in ("low", "high"))
-    size = f" On average a probability is {error} off (95 % interval {low} to {high})."
-    if error is None or p is None:
+    if p is None or pooled["ici"]["value"] is None:
         return "Too few samples of each class to judge the calibration."
     if p <= LEVEL:
-        return "The model is not calibrated." + size
+        return "The model is not calibrated."
     if elsewhere:
-        return "The model is calibrated overall, but not everywhere." + size
-    return f"These {pooled['n']} samples show no sign of miscalibration." + size
+        return "The model is calibrated overall, but not everywhere."
+    return f"These {pooled['n']} samples show no sign of miscalibration."
+
+
+def size(pooled: Json) -> list[str]:
+    """How far off the probabilities are."""
+    value, low, high = (percent(pooled["ici"][end]) for end in ("value", "low", "high"))
+    return [f"On average a probability is {value} off (95 % interval {low} to {high})."] if value and low else []
 
 
 def percent(value: float | None) -> str | None:

@@ -44,7 +44,8 @@ def evaluate(
 
     With --scaler, before and after. The samples should not be those that the scaler was fitted on.
     """
-    from fedcal.assess.evaluation import evaluate as measure_all
+    from fedcal.assess.evaluation import evaluate_samples, name_classes
+    from fedcal.assess.groups import check_groups
     from fedcal.assess.sums import all_thresholds
     from fedcal.base.store import write_json
     from fedcal.data.logit_files import read_sites
@@ -71,18 +72,11 @@ def evaluate(
     found = measure(sites, views)
     before, after = found.rows("before"), found.rows("after") if calibration else None
 
-    groups = read.groups if columns else None
-    names = None if read.classes is None else [str(name) for name in read.classes]
+    sizes = {name: len(labels) for name, (_, labels) in sites.items()}
+    groups = check_groups(read.groups if columns else None, sizes, sites)
+    names = name_classes(read.classes)
     results = {
-        view: measure_all(
-            {name: (apply(name, logits), labels) for name, (logits, labels) in sites.items()},
-            groups=groups,
-            thresholds=thresholds,
-            min_count=min_count,
-            probs=False,
-            names=names,
-        )
-        for view, apply in views.items()
+        name: evaluate_samples(sites, view, groups, names, thresholds, min_count) for name, view in views.items()
     }
     result, earlier = results["after" if after else "before"], results["before"] if after else None
     if json_file is not None:
