@@ -10,9 +10,7 @@ columns are numbers of samples. `docs/evaluate.md` shows the results.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,28 +134,28 @@ def macro_coverage(n: int, draws: int, k: int = 4, scale: float = 1.3, seed: int
     return {name: (count / draws).tolist() for name, count in counts.items()}
 
 
+def show(name: str, sizes: dict[str, dict[str, Any]]) -> None:
+    """Print one population's table."""
+    print(f"\n{name}: coverage in % (interval too low / too high)", *sizes)
+    for measure_name in next(iter(sizes.values()))["coverage"]:
+        shares = [one["coverage"][measure_name] for one in sizes.values()]
+        cells = (f"{100 * inside:5.1f} ({100 * below:.1f}/{100 * above:.1f})" for below, inside, above in shares)
+        print(f"{measure_name:22}", *(f"{cell:>18}" for cell in cells))
+    print("tests reject", {n: one.get("rejected") for n, one in sizes.items()}, flush=True)
+
+
 def main() -> None:
+    """Measure and print; one table for each population, or the means over classes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--sizes", type=int, nargs="*", default=[200, 1000, 5000, 20000])
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--classes", action="store_true", help="means over four classes instead")
     options = parser.parse_args()
-    found = {world.name: {str(n): coverage(world, n, options.draws) for n in options.sizes} for world in WORLDS}
-    for world, sizes in found.items():
-        print(f"\n{world}: coverage in % (interval too low / too high) of {options.draws} draws")
-        for name in next(iter(sizes.values()))["coverage"]:
-            cells = (
-                f"{100 * c:5.1f} ({100 * a:.1f}/{100 * b:.1f})"
-                for a, c, b in (s["coverage"][name] for s in sizes.values())
-            )
-            print(f"{name:22}", *(f"{cell:>18}" for cell in cells))
-        print("tests reject", {n: s["rejected"] for n, s in sizes.items()})
-    for n in options.sizes[:2]:
-        print(f"\nmeans over four classes, n = {n}")
-        for name, (below, inside, above) in macro_coverage(n, options.draws).items():
-            print(f"{name:22} {100 * inside:5.1f} ({100 * below:.1f}/{100 * above:.1f})")
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    if options.classes:
+        show("four classes", {str(n): {"coverage": macro_coverage(n, options.draws)} for n in options.sizes})
+        return
+    for world in WORLDS:
+        show(world.name, {str(n): coverage(world, n, options.draws) for n in options.sizes})
 
 
 if __name__ == "__main__":
