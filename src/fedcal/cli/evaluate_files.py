@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from fedcal.cli.logits import Classes, Files, Kind, kind_of, out, parse_classes, print_table
 from fedcal.errors import FedCalError
+
+if TYPE_CHECKING:
+    from fedcal.assess.evaluation import Evaluation
+
+
+Column = Annotated[
+    list[str] | None, typer.Option("--group", metavar="COLUMN", help="Also by this column, such as sex; repeatable.")
+]
+Threshold = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--threshold", metavar="P", help="Decide at this probability; repeatable, the first counts. (default: 0.5)"
+    ),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write all results.")]
+Report = Annotated[Path | None, typer.Option(help="Also write an HTML page with the plots.")]
+Tables = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Also write TRIPOD+AI tables: a .md, .tex or .csv, or a folder for all three."),
+]
+MinCount = Annotated[int, typer.Option(help="Hide results of fewer samples; 0 hides nothing.")]
 
 
 def evaluate(
@@ -18,25 +39,12 @@ def evaluate(
     own: Annotated[
         bool, typer.Option("--client", "--own", help="With --scaler: each site by its personal part.")
     ] = False,
-    group: Annotated[
-        list[str] | None,
-        typer.Option("--group", metavar="COLUMN", help="Also by this column, such as sex; repeatable."),
-    ] = None,
-    threshold: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--threshold", metavar="P", help="Decide at this probability; repeatable, the first counts. (default: 0.5)"
-        ),
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write all results.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Also write an HTML page with the plots.")] = None,
-    tables: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Also write TRIPOD+AI tables: a .md, .tex or .csv, or a folder for all three."
-        ),
-    ] = None,
-    min_count: Annotated[int, typer.Option(help="Hide results of fewer samples; 0 hides nothing.")] = 5,
+    group: Column = None,
+    threshold: Threshold = None,
+    json_file: JsonFile = None,
+    report: Report = None,
+    tables: Tables = None,
+    min_count: MinCount = 5,
     probs: Kind = None,
     classes: Classes = None,
 ) -> None:
@@ -47,12 +55,10 @@ def evaluate(
     from fedcal.assess.evaluation import evaluate_samples, name_classes
     from fedcal.assess.groups import check_groups
     from fedcal.assess.sums import all_thresholds
-    from fedcal.base.store import write_json
     from fedcal.data.logit_files import read_sites
     from fedcal.measure.views import View, measure, unchanged
     from fedcal.protocol import Scaler
-    from fedcal.report.evaluation import write_page
-    from fedcal.report.evaluation_tables import check_path, save_tables
+    from fedcal.report.evaluation_tables import check_path
     from fedcal.report.sites import table_row
     from fedcal.report.words import difference
 
@@ -79,14 +85,6 @@ def evaluate(
         name: evaluate_samples(sites, view, groups, names, thresholds, min_count) for name, view in views.items()
     }
     result, earlier = results["after" if after else "before"], results["before"] if after else None
-    if json_file is not None:
-        write_json(json_file, result.to_json() | ({"before": earlier.to_json()} if earlier else {}))
-    if tables is not None:
-        save_tables(result, tables)
-    if report is not None:
-        title = f"{len(sites)} sites" + (f", calibrated by {scaler}" if scaler else "")
-        write_page(report, result, title, earlier)
-
     shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
     rows = [table_row(name, before[name]) for name in shown]
     if after:
@@ -103,6 +101,29 @@ def evaluate(
     out.print(f"worst client: {escape(worst)}, ECE {ece[worst]:.2%}")
     for sentence in result.verdict:
         out.print(escape(sentence), soft_wrap=True)
+    title = f"{len(sites)} sites" + (f", calibrated by {scaler}" if scaler else "")
+    write_all(result, earlier, title, json_file, report, tables)
+
+
+def write_all(
+    result: Evaluation,
+    before: Evaluation | None,
+    title: str,
+    json_file: Path | None,
+    report: Path | None,
+    tables: Path | None,
+) -> None:
+    """Write what was asked for, and say where it is."""
+    from fedcal.base.store import write_json
+    from fedcal.report.evaluation import write_page
+    from fedcal.report.evaluation_tables import save_tables
+
+    if json_file is not None:
+        write_json(json_file, result.to_json() | ({"before": before.to_json()} if before else {}))
+    if tables is not None:
+        save_tables(result, tables)
+    if report is not None:
+        write_page(report, result, title, before)
     for what, path in (("Results", json_file), ("Tables", tables), ("Report", report)):
         if path is not None:
             out.print(f"{what}: [bold]{escape(str(path))}[/bold]", soft_wrap=True)

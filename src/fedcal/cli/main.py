@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedcal import __version__
 from fedcal.cli import evaluate_files as cli_evaluate
-from fedcal.cli import exchange as cli_exchange
+from fedcal.cli import evaluate_sums as cli_sums
 from fedcal.cli import federate as cli_federate
 from fedcal.cli import logits as cli_files
 from fedcal.cli.start import start
@@ -33,8 +33,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what there is, and their files.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(cli_exchange.server_app, name="server")
-app.add_typer(cli_exchange.client_app, name="client")
+app.add_typer(cli_sums.server_app, name="server")
+app.add_typer(cli_sums.client_app, name="client")
 out = Console()
 
 
