@@ -10,7 +10,7 @@ SuperNode.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
+from fedcal.assess.evaluation import MIN_COUNT
 from fedcal.base.checks import as_logits, check_kind, check_labels
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import Params
@@ -31,6 +32,7 @@ from fedcal.measure.views import Measured
 from fedcal.protocol import Client, Plan, Privacy, Request
 from fedcal.protocol.checks import check_n_classes, check_no_samples_leave
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
+from fedcal.transport.flower.evaluation import node_sums
 from fedcal.transport.flower.records import (
     DATA,
     MODEL,
@@ -50,7 +52,13 @@ STATE = "fedcal.state"  # in the node's context
 
 
 def calibration_mod(
-    logits: Logits, privacy: Privacy | None = None, *, probs: bool | None = None, classes: Any = None
+    logits: Logits,
+    privacy: Privacy | None = None,
+    *,
+    probs: bool | None = None,
+    classes: Any = None,
+    share_scores: bool = False,
+    groups: Callable[[Context], Mapping[str, Any]] | None = None,
 ) -> Mod:
     """Make the mod for a ClientApp. It must be the first of `mods`, so that no other one sees FedCal's records.
 
@@ -59,6 +67,9 @@ def calibration_mod(
         privacy: clips and noises what leaves this node, whatever the server asks (local differential privacy).
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
+        share_scores: whether this node takes part in evaluations (`CalibratedStrategy(thresholds=…)`), whose sums show the
+            scores and labels of its test samples.
+        groups: gives, for those evaluations, the groups of the test samples by variable: {"sex": […], "age": […]}.
 
     Returns:
         The mod.
@@ -73,6 +84,10 @@ def calibration_mod(
         node = Node(context, records, samples, privacy, bool(kind))
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)
+        if node.phase == "evaluate":
+            if not share_scores or privacy is not None:
+                raise FedCalError("this node does not share its scores: calibration_mod(…, share_scores=True) would")
+            node.groups = groups(context) if groups else {}
         return Message(RecordDict({REPLY: node.reply()}), reply_to=message)
 
     return mod
@@ -150,6 +165,7 @@ class Node:
         self.about: dict[str, Any] = dict(records[REQUEST])
         self.phase, self.data = self.about["phase"], data_of(records[REQUEST])
         self.kept, self.kept_of = self._recall()
+        self.groups: Mapping[str, Any] = {}  # of the test samples, for an evaluation
 
     def train(self, message: Message, call_next: ClientAppCallable) -> Message:
         """Train as the app does; reply to the request of an interleaved method too (Algorithm 1, lines 12–21)."""
@@ -174,6 +190,8 @@ class Node:
             return record_of(b"", client=self.name, missing=True)
         if self.phase == "measure":
             return self._measure()
+        if self.phase == "evaluate":
+            return self._evaluate()
         plan, request = unpack_request(self.data)
         return self._reply(plan, request, self._frozen(plan))
 
@@ -198,6 +216,13 @@ class Node:
         )
         measured = Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
         return record_of(pack_measured(self.name, measured), client=self.name)
+
+    def _evaluate(self) -> ConfigRecord:
+        """Sums of the test samples' scores under the global scaler."""
+        plan, scaler = unpack_scaler(self.data)
+        self._frozen(plan)
+        samples = plan.method.apply(scaler.params, self.kept["test_logits"]), self.kept["test_labels"]
+        return record_of(node_sums(self.name, plan, self.data, samples, self.groups, MIN_COUNT), client=self.name)
 
     # --- samples -------------------------------------------------------------------------------------------------------
 

@@ -31,8 +31,9 @@ REQUEST, MODEL, REPLY = "fedcal.request", "fedcal.model", "fedcal.reply"
 DATA = "data"  # the bytes of a record
 VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, its personal scaler
 
-# "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure".
-Phase = Literal["meet", "train", "reply", "measure"]
+# "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure",
+# "evaluate".
+Phase = Literal["meet", "train", "reply", "measure", "evaluate"]
 Records = dict[str, Any]  # FedCal's records of one message, by name
 
 

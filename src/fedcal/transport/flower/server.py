@@ -7,7 +7,7 @@ Within training rounds the records travel with the strategy's messages, and `Nod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from logging import INFO, WARNING
 from typing import Any, TypeVar
 
@@ -15,11 +15,14 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from fedcal.assess.evaluation import Evaluation
+from fedcal.assess.message import evaluate_messages
 from fedcal.errors import FedCalError
 from fedcal.measure.views import Measured, add_up
 from fedcal.protocol import Reply, Server
 from fedcal.protocol.checks import check_bytes, outliers
 from fedcal.protocol.wire import pack_request, unpack_reply
+from fedcal.transport.flower.evaluation import asked_of, pack_evaluation, read_node
 from fedcal.transport.flower.grid import ask
 from fedcal.transport.flower.records import (
     MODEL,
@@ -200,6 +203,32 @@ class Nodes:
         if not found:
             return Measured({})
         return add_up(found.values()).select({view: view for view in VIEWS}, sorted(self.names[node] for node in found))
+
+    def evaluate(
+        self,
+        grid: Grid,
+        server: Server,
+        nodes: list[int],
+        model: ArrayRecord,
+        timeout: float,
+        thresholds: Sequence[float],
+    ) -> Evaluation | None:
+        """Evaluate the final scaler at the nodes that share their scores; None where no node does.
+
+        Args:
+            grid: of the run.
+            server: has the scaler.
+            nodes: those to ask.
+            model: the frozen model.
+            timeout: seconds that they have.
+            thresholds: probabilities at which decisions are made.
+        """
+        self.begin("evaluation", server.ledger.rounds)
+        data, asked = pack_evaluation(server.plan, server.scaler, thresholds), asked_of(server.plan, thresholds)
+        records, cost = self._ask(grid, nodes, "evaluate", data, model, timeout)
+        found = self._read(records, lambda name, record: read_node(name, data_of(record), asked))
+        self.end(list(found), cost)
+        return evaluate_messages(list(found.values())) if found else None
 
     def _ask(
         self, grid: Grid, nodes: list[int], phase: Phase, data: bytes, model: ArrayRecord, timeout: float, bins: int = 0
