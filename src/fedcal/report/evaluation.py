@@ -50,11 +50,12 @@ def render(result: Evaluation, title: str, before: Evaluation | None = None) -> 
             "calibration",
             "Calibration plot of all sites: " + result.verdict[0],
         ),
+        "decisions": _svg(plot_decisions(pooled), "decisions", "Decision curve of all sites")
+        if pooled.get("decision_curve")
+        else None,
         "forests": [_forest(result, *one) for one in FORESTS],
         "sites": _sites(result, before, top),
     }
-    if "decision_curve" in pooled:
-        figures["decisions"] = _svg(plot_decisions(pooled), "decisions", "Decision curve of all sites")
     return (
         environment()
         .get_template("evaluation.html.j2")
