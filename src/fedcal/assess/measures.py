@@ -20,7 +20,8 @@ from fedcal.base.bins import equal_mass
 
 TENTHS = 10  # groups of samples beside the curve
 LEAST = 10  # samples in each
-TOGETHER = 0.2  # correlation of the errors of two classes
+TOGETHER = 0.2  # correlation of the errors of two classes, but of these measures:
+APART = ("prevalence", "calibration_intercept", "oe_ratio", "sensitivity", "specificity", "ppv", "npv", "net_benefit")
 PLACES = 41  # at which a calibration curve is given
 
 Json = dict[str, Any]
@@ -55,7 +56,9 @@ def measure(
         about |= rest
     else:
         each = [one_class(sums, row, asked, min_count, *_curve(sums, row, detail)) for row in range(last)]
-        more = {key: macro([values[key] for values, _ in each]) for key in each[0][0]}
+        more = {
+            key: macro([values[key] for values, _ in each], 0.0 if key in APART else TOGETHER) for key in each[0][0]
+        }
         if detail:
             listed = {name: rest | to_json(values) for name, (values, rest) in zip(names, each, strict=True)}
             about["classes"] = {
@@ -112,18 +115,18 @@ def one_class(
     return found, about
 
 
-def macro(values: Sequence[Estimate]) -> Estimate:
+def macro(values: Sequence[Estimate], together: float = TOGETHER) -> Estimate:
     """The mean over classes that have the measure.
 
-    Sums of single classes do not tell how the classes' errors go together. They are taken as correlated by `TOGETHER`: in
-    simulations the intervals of AUROC and slope then cover, and others are cautious.
+    Sums of single classes do not tell how the classes' errors go together. `together` is the correlation that is assumed: in
+    simulations the intervals then cover, or are cautious.
     """
     known = [one for one in values if math.isfinite(one.value)]
     if not known:
         return UNKNOWN
     centre = float(np.mean([one.value for one in known]))
     reach = np.array([(one.value - one.low, one.high - one.value) for one in known])
-    squares = (1 - TOGETHER) * (reach**2).sum(0) + TOGETHER * reach.sum(0) ** 2
+    squares = (1 - together) * (reach**2).sum(0) + together * reach.sum(0) ** 2
     down, up = (np.sqrt(squares) / len(known)).tolist()
     return Estimate(centre, centre - down, centre + up)
 
