@@ -30,8 +30,9 @@ DATA = "data"  # the bytes of a record
 STAGES = "stages"  # of secure aggregation, as JSON
 VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, its personal scaler
 
-# "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure".
-Phase = Literal["meet", "train", "reply", "measure"]
+# "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure",
+# "evaluate".
+Phase = Literal["meet", "train", "reply", "measure", "evaluate"]
 Records = dict[str, Any]  # FedCal's records of one message, by name
 
 
