@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import expit, log_softmax
 
 from fedcal import FedCalError
-from fedcal.assess.sums import CURVE, LIMIT, ScoreSums, all_thresholds, grid, log_odds
+from fedcal.assess.sums import CURVE, LIMIT, ScoreSums, all_thresholds, grid, log_odds, n_bins
 from scores import classes, draw, sums
 
 
@@ -74,6 +74,7 @@ def test_log_odds_keep_their_digits():
 
 def test_bins_of_many_classes_are_few():
     assert len(grid(2).middle) == len(grid(10).middle) == 4096 and len(grid(1000).middle) == 128
+    assert n_bins(10**6) == 128
     for k in (2, 100):
         x = np.linspace(-LIMIT, LIMIT, 10_001)
         at = grid(k).find(x)
@@ -102,6 +103,21 @@ def test_sums_that_no_samples_give_are_refused(name):
             ScoreSums.from_tensors(good | {name: change(good[name])}, 2)
     with pytest.raises(FedCalError, match="missing"):
         ScoreSums.from_tensors({key: value for key, value in good.items() if key != name}, 2)
+
+
+def test_sums_that_contradict_each_other_are_refused():
+    for k in (2, 3):
+        good = sums(*classes(200, k)).to_tensors()
+        other = sums(*classes(200, k, seed=1)).to_tensors()
+        for name in ("above", "bins", "moments"):  # of other samples, as many
+            changed = good | ({"cells": other["cells"]} if name == "moments" else {}) | {name: other[name]}
+            with pytest.raises(FedCalError, match="contradict"):
+                ScoreSums.from_tensors(changed, k)
+        for at, value in {1: 201, 2: 1e30, 3: 1e-3, 4: 0.0, 5: 1e9}.items():
+            changed = good["samples"].clone()
+            changed[at] = value
+            with pytest.raises(FedCalError, match="not the sums of an evaluation"):
+                ScoreSums.from_tensors(good | {"samples": changed}, k)
 
 
 def test_other_classes_do_not_add_and_odd_logits_are_refused():

@@ -65,7 +65,7 @@ def grid(n_classes: int) -> Grid:
 def n_bins(n_classes: int) -> int:
     """How many bins each row has."""
     rows = n_rows(n_classes)
-    return FINE if rows <= MOST // FINE + 1 else max(128, 1 << int(np.log2(MOST / rows)))
+    return FINE if rows <= MOST // FINE + 1 else 1 << max(7, int(np.log2(MOST / rows)))
 
 
 def n_rows(n_classes: int) -> int:

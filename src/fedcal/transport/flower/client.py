@@ -85,6 +85,9 @@ def calibration_mod(
 
     Returns:
         The mod.
+
+    Raises:
+        FedCalError: from the mod, where the node refuses a request.
     """
     kind = check_kind(probs)
     samples = as_samples(logits, kind, classes)
