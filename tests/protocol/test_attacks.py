@@ -257,5 +257,5 @@ def test_a_request_clipped_twice_is_two_requests() -> None:
     from fedcal.protocol import Privacy
 
     one = Request(FEDERATION, 1, Slope(1.0), Privacy(float("inf"), clip=1.0))
-    other = replace(one, clipping=Privacy(float("inf"), clip=2.0))
+    other = replace(one, privacy=Privacy(float("inf"), clip=2.0))
     assert one.digest != other.digest and Request(FEDERATION, 1, Slope(1.0)).digest != one.digest
