@@ -6,11 +6,12 @@ from fedcal.base.lazy import lazily
 from fedcal.errors import FedCalError, FedCalWarning
 
 if TYPE_CHECKING:
+    from fedcal.assess.evaluation import evaluate
     from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_mass_ece, mce, nll, top_k
     from fedcal.measure.reliability import Reliability
     from fedcal.methods import METHODS
     from fedcal.nets.matching import match
-    from fedcal.protocol import Scaler
+    from fedcal.protocol import Privacy, Scaler
     from fedcal.serve.estimator import FederatedCalibrator
     from fedcal.serve.model import CalibratedModel, export_onnx
     from fedcal.simulate.config import Config
@@ -25,6 +26,7 @@ __all__ = [
     "FedCalError",
     "FedCalWarning",
     "FederatedCalibrator",
+    "Privacy",
     "Reliability",
     "Scaler",
     "accuracy",
@@ -33,6 +35,7 @@ __all__ = [
     "classwise_ece",
     "ece",
     "equal_mass_ece",
+    "evaluate",
     "export_onnx",
     "match",
     "mce",
@@ -50,9 +53,11 @@ __getattr__, __dir__ = lazily(
         "Config": "fedcal.simulate.config",
         "FederatedCalibrator": "fedcal.serve.estimator",
         "METHODS": "fedcal.methods",
+        "Privacy": "fedcal.protocol",
         "Reliability": "fedcal.measure.reliability",
         "Scaler": "fedcal.protocol",
         "calibrate": "fedcal.transport.memory",
+        "evaluate": "fedcal.assess.evaluation",
         "export_onnx": "fedcal.serve.model",
         "match": "fedcal.nets.matching",
         "run": "fedcal.simulate.runs",

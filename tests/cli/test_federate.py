@@ -1,11 +1,13 @@
 """`fedcal federate`: what it would start, and what it refuses."""
 
+import os
 import re
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
+from fedcal.base.lock import locked
 from fedcal.cli.main import main
 
 
@@ -30,6 +32,14 @@ def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):
     assert "0.0.0.0" not in out and lines[-1].startswith("flwr run ")
 
 
+def test_secure_aggregation_is_an_option_of_the_run(tmp_path, capsys, monkeypatch):
+    found = []
+    monkeypatch.setattr("fedcal.federate.launch.federate", lambda plan, *rest: found.append(plan.options["secure"]))
+    for words in (["--secure"], []):
+        assert run(capsys, "--data", "heart", "--out", tmp_path / "run", "--quiet", *words)[0] == 0
+    assert found == [True, False]
+
+
 def test_insecure_is_said_and_then_so(tmp_path, capsys):
     _, out, _ = run(capsys, "--data", "digits", "--clients", 2, "--out", tmp_path / "run", "--insecure", "--dry-run")
     lines = [line for line in out.splitlines() if line.startswith("flower-")]
@@ -48,6 +58,8 @@ def test_insecure_is_said_and_then_so(tmp_path, capsys):
         (["--method", "fedcal-plus:accuracy=raise"], "unknown accuracy 'raise'"),
         (["--data", "cifar10"], "--data-dir"),
         (["--timeout", "-1"], "timeout"),
+        (["--method", "fedcal", "--secure"], "does not only add"),
+        (["--data", "digits", "--clients", "2", "--secure"], "needs 3 to 63 nodes in a group, not 2"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, words, message):
@@ -57,7 +69,16 @@ def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, words, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_in_use_is_refused(tmp_path, capsys):
+def test_the_second_one_in_a_folder_says_who_holds_it(tmp_path, capsys):
+    with locked(tmp_path / "run", "fedcal federate"):
+        code, _, err = run(capsys, "--out", tmp_path / "run")
+    assert code == 2 and f"run is in use by process {os.getpid()} on " in err and "(fedcal federate, since " in err
+    (tmp_path / "file").touch()
+    code, _, err = run(capsys, "--out", tmp_path / "file")
+    assert code == 2 and "choose a folder" in err and err.count("\n") == 1
+
+
+def test_a_folder_with_a_run_is_refused(tmp_path, capsys):
     (tmp_path / "results.json").write_text("{}")
     code, _, err = run(capsys, "--out", tmp_path)
     assert code == 2 and "holds a run already" in err

@@ -244,8 +244,8 @@ def test_rounds_and_bytes_are_counted():
     fitted = fedcal.calibrate(dealt(*skewed(1000, 4), 5), "fed-ts")
     books = fitted.ledger
     assert 2 <= books.rounds <= 12 and books.updates == 5 * books.rounds
-    assert books.bytes_up == 2 * 8 and books.bytes_down == 2 * 8
-    assert books.total_up == books.total_down == books.rounds * 16
+    assert books.bytes_up == 2 * 8 and books.bytes_down == 8  # slope and curvature; 1/T
+    assert books.total_up == 2 * books.total_down == books.rounds * 16
 
 
 def test_fed_op_trains_by_summed_gradients():

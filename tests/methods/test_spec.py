@@ -59,7 +59,7 @@ def values(option: Option) -> st.SearchStrategy[object]:
         return st.sampled_from([True, False, None] if option.may_be_none else [True, False])
     if option.kind is str:
         return st.sampled_from(option.hint.__args__)
-    numbers = st.integers(2, 10**6)
+    numbers = st.integers(2, int(min(10**6, option.rules["high"])))
     return numbers if option.kind is int else numbers | st.floats(1e-300, 1e9)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conversations import SPECS, converse, make_samples
-from fedcal import METHODS, FedCalError
+from fedcal import METHODS, FedCalError, Privacy
 from fedcal.base.query import Query
 from fedcal.exact.prepared import FoldMap
 from fedcal.exact.queries import Histogram, LinearSums, Points, Slope, Start
@@ -119,9 +119,12 @@ def test_nothing_is_expected_of_a_finished_server() -> None:
 
 
 def test_values_of_private_replies_are_not_compared_with_samples() -> None:
-    """Noise may make them negative; their size, names and types are checked."""
+    """Noise may make them negative; their size, names and types are checked. A client's word alone changes nothing."""
     server, replies = second_round()
-    private = replace(replies["site1"], privacy={"left": 3})
+    private = replace(replies["site1"], privacy={"where": "local"})
+    with pytest.raises(FedCalError, match="is negative"):
+        server.check("site1", with_tensor("0/loss", -SEVEN)(private))
+    server.privacy = Privacy(1.0)
     server.check("site1", with_tensor("0/loss", -SEVEN)(private))
     with pytest.raises(FedCalError, match="is not finite"):
         server.check("site1", with_tensor("0/loss", SEVEN * math.nan)(private))

@@ -15,12 +15,13 @@ import torch
 from conversations import SPECS, make_samples
 from fedcal import METHODS, FedCalError
 from fedcal.base.folds import FOLDS, folds
-from fedcal.exact.prepared import ALL
-from fedcal.exact.queries import Histogram, LinearSums, MatrixBlocks, Several, Slope, Start, View
+from fedcal.exact.linear import n_parameters
+from fedcal.exact.prepared import ALL, FoldMap
+from fedcal.exact.queries import Histogram, LinearSums, Points, Score, Slope, Start
 from fedcal.methods import get_method
 from fedcal.methods.fit import FitScaler
 from fedcal.protocol import Client, Policy, Request, Server
-from fedcal.protocol.bounds import MOST_MAPS, check_bounds, logit_size
+from fedcal.protocol.bounds import check_bounds, logit_size
 from fedcal.protocol.policy import LARGEST, Talk
 
 SAMPLES = make_samples([60, 70, 80], 3)
@@ -30,9 +31,14 @@ def request_of(query: Any, round: int = 1, federation: str = "federation") -> Re
     return Request(federation, round, query)
 
 
-def linear(family: str = "bias", at: float = 1.0, k: int = 3, curvature: Any = "full") -> LinearSums:
-    size = {"temperature": 1, "bias": k + 1, "vector": 2 * k, "matrix": k * (k + 1)}[family]
-    return LinearSums(family, curvature, {ALL: torch.full((size,), at, dtype=torch.float64)})
+def points(
+    family: str = "bias", at: float = 1.0, k: int = 3, curvature: Any = "full", maps: int = 1, fold: int = ALL
+) -> Points:
+    return Points(family, fold, curvature, torch.full((maps, n_parameters(family, k)), at, dtype=torch.float64))
+
+
+def linear(family: str = "bias", at: float = 1.0, k: int = 3, curvature: Any = "full", maps: int = 1) -> LinearSums:
+    return LinearSums((points(family, at, k, curvature, maps),))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -163,7 +169,7 @@ def test_honest_federations_do_not_notice_a_policy(spec: str) -> None:
     """Every method's program keeps to its stages; one client falls away, and the fit begins again."""
     server, clients = converse(spec, Policy(), drop=True)
     for client in clients.values():
-        assert client.talk.begun == 1 + bool(server.ledger.restarts) or len(client.method.stages) == 1
+        assert client.talk.begun == 1 + bool(server.ledger.restarts) or len(client.method.stages(3)) == 1
         assert client.talk.replies == server.ledger.rounds
     assert server.ledger.restarts == (server.plan.method.additive and server.ledger.rounds > 3)
 
@@ -187,33 +193,62 @@ def test_a_stage_is_past_once_the_next_has_begun() -> None:
     """A new beginning is one of few; and only what the method's options ask for is replied to."""
     policy = Policy(max_restarts=1)
     client = Client("fed-vector", *SAMPLES[0], policy=policy)
-    for round, query in enumerate((Start(), linear("bias"), linear("vector")), start=1):
+    for round, query in enumerate((Start(), linear("temperature", maps=7), linear("vector")), start=1):
         client.reply(request_of(query, round))
     assert (client.talk.begun, client.talk.stage) == (1, 2)
-    client.reply(request_of(linear("bias", 0.5), 4))  # the fit begins again, without its first request
+    client.reply(request_of(linear("temperature", 0.5), 4))  # the fit begins again, without its first request
     assert (client.talk.begun, client.talk.stage) == (2, 1)
     before = client.state_dict()["about"]
-    for query in (Start(), linear("matrix"), Several((linear("bias"), Start()))):
+    for query in (Start(), linear("matrix"), linear("bias")):
         with pytest.raises(FedCalError, match="where fed-vector does not, or more often than it needs: do not reply"):
             client.reply(request_of(query, 5))
     assert client.state_dict()["about"] == before
 
 
-def test_queries_of_one_request_are_counted_one_by_one() -> None:
+ONE = torch.ones(1, dtype=torch.float64)
+CROWDED: dict[
+    str, tuple[str, Any]
+] = {  # queries of the right kind that hold more than the method's program asks at once
+    "two maps": ("fed-matrix", linear("matrix", maps=2)),
+    "a map twice": ("fed-matrix", LinearSums((points("matrix"), points("matrix")))),
+    "eight temperatures": ("fed-matrix", linear("temperature", maps=8)),
+    "two families": ("fed-matrix", LinearSums((points("matrix"), points("temperature")))),
+    "another family": ("fed-vector", linear("matrix")),
+    "a family that is fitted only where Hessians are too large": ("fed-matrix", linear("bias")),
+    "samples outside a fold": ("fed-matrix", LinearSums((points("matrix", fold=0, curvature="none"),))),
+    "a histogram of folds": ("fed-hist", Histogram(FoldMap("temperature", dict.fromkeys(range(FOLDS), ONE)))),
+    "a histogram of a matrix": ("fed-beta", Histogram(FoldMap("matrix", {ALL: torch.ones(12).double()}))),
+    "numbers of samples in folds": ("fed-bias", Start(folds=True)),
+    "more maps than ridges": ("fedcal-plus", linear("matrix", maps=7)),
+    "more scores than ridges": ("fedcal-plus", Score((FoldMap("temperature", {ALL: ONE}),) * 2)),
+    "a matrix without need": ("fedcal-plus:accuracy=keep,informed=false", linear("matrix", maps=1)),
+    "a Hessian outside a fold": ("fedcal-plus", LinearSums((points("bias"), points("bias", fold=0)))),
+    "a sixth fold": ("fedcal-plus", LinearSums((points("bias", fold=FOLDS, curvature="none"),))),
+}
+
+
+@pytest.mark.parametrize(("spec", "query"), CROWDED.values(), ids=CROWDED.keys())
+def test_a_request_holds_no_more_than_the_program_asks_at_once(spec: str, query: Any) -> None:
+    client = Client(spec, *SAMPLES[0], policy=Policy())
+    client.reply(request_of(Start(folds=spec.startswith("fedcal-plus"))))
+    with pytest.raises(FedCalError, match=f"asks for {type(query).__name__} where .* does not, or more often"):
+        client.reply(request_of(query, 2))
+    free = Client(spec, *SAMPLES[0])
+    if not (isinstance(query, LinearSums) and query.points[0].fold == FOLDS):
+        assert free.reply(request_of(query, 2)).n == len(SAMPLES[0][1])  # without a policy
+
+
+def test_a_kind_of_query_that_the_method_never_asks() -> None:
     client = Client("fed-bias", *SAMPLES[0], policy=Policy(max_restarts=0))
-    with pytest.raises(FedCalError, match="more often than it needs"):
-        client.reply(request_of(Several((Start(), Start()))))
-    client.reply(request_of(Several((Start(), linear()))))
-    assert client.talk.used == (1, 1)
     with pytest.raises(FedCalError, match="asks for Histogram, which fed-bias never does"):
-        client.reply(request_of(Histogram(View(linear())), 2))  # type: ignore[arg-type]
+        client.reply(request_of(Histogram(FoldMap("temperature", {ALL: ONE}))))
 
 
 @pytest.mark.parametrize("spec", [name for name, method in METHODS.items() if method.additive])
 def test_a_server_never_asks_for_ever(spec: str) -> None:
     """Whatever the sums are that it is sent: Hessians of −1e10, zeros, noise."""
     method = get_method(spec)
-    most = sum(stage.most(3) for stage in method.stages)
+    most = sum(stage.times for stage in method.stages(3))
     rng = torch.Generator().manual_seed(0)
     for make in (lambda v: v * 0 - 1e10, torch.zeros_like, lambda v: torch.randn(v.shape, generator=rng).to(v)):
         server = Server(method, 3, history=False)
@@ -241,8 +276,8 @@ BEYOND: list[tuple[Any, str]] = [
     (linear("bias", 1e5), "a number of size 1e+05"),
     (linear("matrix", 9e3), "a matrix map that makes logits larger than 10000"),
     (linear("bias", k=4), "bias parameters of shape (5,)"),
-    (MatrixBlocks(torch.ones(5).double()), "vector parameters of shape (5,)"),
-    (LinearSums("bias", "full", {i: torch.ones(4).double() for i in range(MOST_MAPS + 1)}), "129 maps at once"),
+    (LinearSums((Points("bias", ALL, "none", torch.ones(4).double()),)), "bias parameters of shape ()"),
+    (Histogram(FoldMap("vector", {0: torch.ones(5).double()})), "vector parameters of shape (5,)"),
     (FitScaler({"temperature": TEMPERATURES["temperature"]}, 0), "a temperature of 20.1"),
     (FitScaler({"temperatures": TEMPERATURES["temperatures"]}, 0), "a temperature of 20.1"),
     (FitScaler({"w1": torch.full((2, 2), 2e4)}, 0), "a number of size 2e+04 in '/params/w1'"),

@@ -126,6 +126,6 @@ def test_a_server_state_that_is_not_finite_is_refused(method: str, value: float)
     for name in kept["tensors"]:
         with pytest.raises(FedCalError, match="holds NaN or infinity"):
             check_client_state(kept | {"tensors": kept["tensors"] | {name: torch.full((1,), value)}})
-    for key, odd in (("round", "x"), ("round", -1), ("federation", []), ("order", [[], [], []]), ("releases", 1.5)):
+    for key, odd in (("round", "x"), ("round", -1), ("federation", []), ("order", [[], [], []]), ("spent", "x")):
         with pytest.raises(FedCalError, match="the client's state is damaged"):
             check_client_state(kept | {"about": kept["about"] | {key: odd}})

@@ -6,7 +6,7 @@ import contextlib
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -111,11 +111,11 @@ def test_plans_come_back(spec: str, classes: tuple[Any, ...]) -> None:
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
 
 
-def test_clipping_privacy_and_names_come_back() -> None:
+def test_privacy_and_names_come_back() -> None:
     plan = Plan(get_method("fed-ts"), 3)
-    clipping = Privacy(float("inf"), clip=2.5, unit="client")
-    data = pack_request(plan, Request(plan.federation, 1, Slope(1.0), clipping), ["siteA", "siteB"])
-    assert unpack_request(data)[1].clipping == clipping
+    privacy = Privacy(3.0, clip=2.5, unit="client")
+    data = pack_request(plan, Request(plan.federation, 1, Slope(1.0), privacy), ["siteA", "siteB"])
+    assert unpack_request(data)[1].privacy == privacy
     assert asked_clients(data) == ["siteA", "siteB"]
     assert asked_clients(pack_request(plan, Request(plan.federation, 1, Slope(1.0)))) == []
     told = {"left": 3, "epsilon": 1.5}
@@ -209,6 +209,7 @@ def test_tensors_that_claim_to_be_huge() -> None:
 
 
 ODD = [..., None, True, -1, 0, 1.5, float("nan"), float("inf"), 10**400, "", "x", [], [[]], {}, {"x": {}}, ["a", ["b"]]]
+PRIVACY = asdict(Privacy(1.0))
 OTHER_REQUESTS: dict[str, list[Any]] = {
     "schema": [v for v in ODD if v != 2],
     "kind": ["reply", *ODD],
@@ -221,7 +222,8 @@ OTHER_REQUESTS: dict[str, list[Any]] = {
     "options": [v for v in ODD if v != {}]
     + [{"accuracy": "x"}, {"rounds": -1}, {"rounds": 1.5}, {"name": "y"}, {"leaves": 1}],
     "query": ODD,
-    "clip": [v for v in ODD if v is not ... and v not in (1.5, float("inf"), 10**400)],
+    "privacy": [v for v in ODD if v is not ... and v is not None]
+    + [{"epsilon": 1.0}, PRIVACY | {"epsilon": "1"}, PRIVACY | {"x": 1}],
 }
 OTHER_REPLIES: dict[str, list[Any]] = {
     "schema": ODD,
@@ -230,8 +232,7 @@ OTHER_REPLIES: dict[str, list[Any]] = {
     "to": [v for v in ODD if type(v) is not str],
     "n": [v for v in ODD if v != 0 or type(v) is not int] + [10**13],
     "notes": [v for v in ODD if v != {}] + [{"steps": "many"}, {"steps": None}, {"steps": [1]}, {"steps": True}],
-    "privacy": [v for v in ODD if v not in (..., {})]
-    + [{"left": "few"}, {"left": 1.5}, {"left": 10**10}, {"left": True}],
+    "privacy": [v for v in ODD if v not in (..., {})] + [{"epsilon": [1]}, {"epsilon": {}}],
 }
 
 
@@ -239,7 +240,7 @@ OTHER_REPLIES: dict[str, list[Any]] = {
 def test_requests_with_odd_entries(key: str) -> None:
     unpack_request(edited(REQUEST))
     for value in OTHER_REQUESTS[key]:
-        refused(unpack_request, edited(REQUEST, unit="sample", **{key: value}))
+        refused(unpack_request, edited(REQUEST, **{key: value}))
 
 
 @pytest.mark.parametrize("key", OTHER_REPLIES)

@@ -26,7 +26,7 @@ from conversations import make_samples
 from fedcal import FedCalError, Scaler
 from fedcal.cli.main import main
 from fedcal.exact.prepared import ALL
-from fedcal.exact.queries import LinearSums, Slope
+from fedcal.exact.queries import LinearSums, Points, Slope
 from fedcal.measure.views import Measured
 from fedcal.methods import get_method
 from fedcal.methods.fit import FitScaler
@@ -71,10 +71,10 @@ def less(index: Any, value: float) -> Callable[[Tensor], Tensor]:
 
 
 LIES: dict[str, tuple[str, Lie, str]] = {  # method, what eve sends instead, and words of the reason
-    "a Hessian of -1e10": ("fed-bias", told("-1/hess", lambda v: v * 0 - 1e10), "negative second derivative"),
-    "a Hessian that is not symmetric": ("fed-bias", told("-1/hess", less((0, 1), 9.0)), "not symmetric"),
-    "a Hessian beyond its squares": ("fed-bias", told("-1/hess", lambda v: v * 1e9), "samples of such logits"),
-    "a gradient beyond its squares": ("fed-bias", told("-1/grad", lambda v: v * 1e9), "samples of such logits"),
+    "a Hessian of -1e10": ("fed-bias", told("0/hess", lambda v: v * 0 - 1e10), "negative second derivative"),
+    "a Hessian that bends down": ("fed-bias", told("0/hess", less(1, 60.0)), "not positive semi-definite"),
+    "a Hessian beyond its squares": ("fed-bias", told("0/hess", lambda v: v * 1e9), "samples of such logits"),
+    "a gradient beyond its squares": ("fed-bias", told("0/grad", lambda v: v * 1e9), "samples of such logits"),
     "a curvature of -1e10": ("fed-ts", told("slope", less(1, -1e10)), "negative curvature"),
     "negative squares": ("fed-bias", told("squares", lambda v: -v), "'squares' is negative"),
     "negative label counts": ("fed-bias", told("labels", less(0, -5.0)), "negative count"),
@@ -82,12 +82,12 @@ LIES: dict[str, tuple[str, Lie, str]] = {  # method, what eve sends instead, and
     "a negative histogram": ("fed-hist", told("histogram", lambda v: -v), "negative count"),
     "more hits than samples": (
         "fed-hist",
-        told("histogram", lambda v: v * torch.tensor([1.0, 1, 9])[:, None]),
+        told("histogram", lambda v: v * torch.tensor([1.0, 9, 1, 1, 1])[:, None]),
         "more hits",
     ),
     "confidences of any size": (
         "fed-hist",
-        told("histogram", lambda v: v * torch.tensor([1.0, 9, 1])[:, None]),
+        told("histogram", lambda v: v * torch.tensor([1.0, 1, 9, 1, 1])[:, None]),
         "outside",
     ),
     "a temperature of 0": ("avg-t", told("temperature", lambda v: v * 0), "is 0, where a fit gives 0.05 to 20"),
@@ -337,16 +337,16 @@ def test_remarks_are_few_and_short() -> None:
 
 # --- a malicious server ----------------------------------------------------------------------------------------------------
 
-ONES = {ALL: torch.ones(K * (K + 1), dtype=torch.float64)}
+MATRIX = Points("matrix", ALL, "none", torch.ones(1, K * (K + 1), dtype=torch.float64))
 START = FitScaler({"temperature": torch.ones((), dtype=torch.float64)}, 0)
 ATTACKS: dict[str, tuple[str, Any, str]] = {  # the second request of a fed-ts federation, and words of the refusal
     "every logit and label": ("val-ts", START, "val-ts sends every logit and label: refused"),
     "gradients of a matrix": (
         "fed-ts",
-        LinearSums("matrix", "none", ONES),
+        LinearSums((MATRIX,)),
         "asks for LinearSums, which fed-ts never does",
     ),
-    "another method": ("fed-matrix", LinearSums("matrix", "full", ONES), "this site has joined method 'fed-ts'"),
+    "another method": ("fed-matrix", LinearSums((MATRIX,)), "this site has joined method 'fed-ts'"),
     "a temperature of 1e-6": ("fed-ts", Slope(1e6), "which no fit comes to"),
 }
 
@@ -362,13 +362,14 @@ def test_a_site_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], atta
     (tmp_path / "second").write_bytes(pack_request(other, Request(plan.federation, 2, query), ["anna"]))
     command = ["client", "reply", "PATH", str(tmp_path / "anna.npz"), "--out", str(tmp_path / "reply")]
     assert call([*command[:2], str(tmp_path / "first"), *command[3:]]) == 0
-    before = (tmp_path / "anna.state.safetensors").read_bytes()
+    state = tmp_path / "anna.state" / f"{plan.federation}.safetensors"
+    before = state.read_bytes()
     (tmp_path / "reply").unlink()
     capsys.readouterr()
     assert call([*command[:2], str(tmp_path / "second"), *command[3:]]) == 2
     said = capsys.readouterr().err
     assert words in " ".join(said.split()) and "Traceback" not in said
-    assert not (tmp_path / "reply").exists() and (tmp_path / "anna.state.safetensors").read_bytes() == before
+    assert not (tmp_path / "reply").exists() and state.read_bytes() == before
 
 
 def call(command: list[str]) -> int:

@@ -34,6 +34,17 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Leaf]]:
         yield from leaves(part, f"{name}/{key}")
 
 
+def parts(value: Any) -> Iterator[Any]:
+    """Iterate over every dataclass within a query, itself included."""
+    if is_dataclass(value):
+        yield value
+        value = [getattr(value, entry.name) for entry in fields(value)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from parts(part)
+
+
 def fingerprint(query: Any) -> str:
     """Return a digest of a query's type and of all its values; also of a tuple or dict of tensors and numbers."""
     digest = hashlib.blake2b(digest_size=16)

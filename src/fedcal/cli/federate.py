@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from rich.markup import escape
 from fedcal.cli.logits import Seed, Spec
 from fedcal.cli.start import when_stopped
 from fedcal.errors import FedCalError
-from fedcal.methods import DEFAULT, get_method
+from fedcal.methods import DEFAULT, Method, get_method
+from fedcal.protocol import Privacy
 
 out = Console()
 
@@ -31,9 +33,22 @@ def federate(
     model: Annotated[str | None, typer.Option(help="(default: as suits the data)")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.")] = None,
     robust: Annotated[str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Differential privacy of each sample: ε (needs fedcal[privacy]).")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Differential privacy: δ.")] = 1e-5,
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            help="Who adds the noise: central, local or distributed. (default: central; --secure: distributed)"
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that nodes have for a round.")] = 120.0,
     limit: Annotated[float, typer.Option(help="Seconds that the whole run may take.")] = 3600.0,
     seed: Seed = 0,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Secure aggregation: the server sees sums over at least three nodes only.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Neither TLS nor node keys.")] = False,
     keep_keys: Annotated[bool, typer.Option("--keep-keys", help="Leave certificates and node keys in --out.")] = False,
     policy: Annotated[
@@ -48,8 +63,10 @@ def federate(
 
     With TLS and node keys, made for it, unless --insecure. --dry-run prints the commands, to be copied to real machines.
     """
+    from fedcal.base.lock import locked
     from fedcal.data import DATASETS
     from fedcal.federate import launch
+    from fedcal.secure import divide, threshold
     from fedcal.simulate.config import Config
     from fedcal.simulate.runs import check_folder
 
@@ -61,21 +78,39 @@ def federate(
         raise FedCalError(f"{chosen.name} is nothing that nodes do: choose fed-ts, fedcal-plus or another")
     methods = ("uncal", method)
     config = Config(data=data, rounds=rounds, method=methods, data_dir=data_dir, seed=seed, **settings).resolve()
-    plan = launch.plan(config, out_dir, {"robust": robust, "timeout": timeout}, insecure, policy)
+    options: dict[str, Any] = {"robust": robust, "timeout": timeout, "secure": secure}
+    groups = divide(launch.names_of(config)) if secure else []  # refuses too few nodes
+    if epsilon is not None:
+        # The server sees the total of every group: the nodes that are surely in it must have noise enough.
+        honest = min((threshold(len(group)) for group in groups), default=None)
+        options["privacy"] = privacy_options(
+            epsilon, delta, noise or ("distributed" if secure else "central"), honest, chosen
+        )
+    plan = launch.plan(config, out_dir, options, insecure, policy)
     if dry_run:
         for line in plan.commands():
             print(line)
         return
-    check_folder(out_dir, config, resume, overwrite)
-    if not quiet:
-        names = ", ".join(plan.names)
-        out.print(
-            f"{len(plan.names)} nodes ({escape(names)}); logs in {escape(str(plan.flower / 'logs'))}", soft_wrap=True
-        )
-    with when_stopped(f"finished rounds are kept in {out_dir}: go on with the same command and --resume"):
+    kept = f"finished rounds are kept in {out_dir}: go on with the same command and --resume"
+    with locked(out_dir, "fedcal federate"), when_stopped(kept):
+        check_folder(out_dir, config, resume, overwrite)
+        if not quiet:
+            names, logs = escape(", ".join(plan.names)), escape(str(plan.flower / "logs"))
+            out.print(f"{len(plan.names)} nodes ({names}); logs in {logs}", soft_wrap=True)
         launch.federate(plan, limit, resume, keep_keys)
     if not quiet:
         _tell(out_dir)
+
+
+def privacy_options(epsilon: float, delta: float, where: Any, nodes: int | None, method: Method) -> dict[str, Any]:
+    """The settings of a `Privacy` as JSON values, checked, for the strategy's options.
+
+    Raises:
+        FedCalError: one is out of its bounds, or the method has no private form.
+    """
+    privacy = Privacy(epsilon, delta, where=where, nodes=nodes if where == "distributed" else None)
+    privacy.check(method)
+    return asdict(privacy)
 
 
 def _tell(folder: Path) -> None:
@@ -85,9 +120,26 @@ def _tell(folder: Path) -> None:
     from fedcal.errors import counted, printable
 
     about = read_json(folder / "federation.json")
-    out.print(report.terminal(report.load(folder).results))
+    if about["privacy"]:
+        _tell_privately(about)
+    else:
+        out.print(report.terminal(report.load(folder).results))
     training, calibration = (counted(about[f"{kind}_rounds"], f"{kind} round") for kind in ("training", "calibration"))
     print(f"{training} and {calibration}; {counted(len(about['measured_by']), 'node')} took part to the end")
     for fault in about["faults"]:
         print(printable(f"round {fault['round']} went on without {fault['name']}: {fault['reason']}"))
-    out.print(f"\nReport: [bold]{escape(str(folder / 'report.html'))}[/bold]", soft_wrap=True)
+    if not about["privacy"]:
+        out.print(f"\nReport: [bold]{escape(str(folder / 'report.html'))}[/bold]", soft_wrap=True)
+
+
+def _tell_privately(about: dict[str, Any]) -> None:
+    """What a private run may tell: noised metrics of all nodes together."""
+    spent, metrics = about["privacy"], about["metrics"]
+    print(
+        f"differential privacy, {spent['where']}: ε = {spent['epsilon']:.3g}, δ = {spent['delta']:g} of each {spent['unit']}"
+    )
+    for view, name in (("uncal", "before"), ("global", "after")):
+        found = metrics[view]
+        print(f"{name:6s} NLL {found['nll']:.3f}  ECE {found['ece']:.3f}  accuracy {found['accuracy']:.3f}  (noised)")
+    if spent["fallback"]:
+        print("no map gained more than the noise can feign: probabilities stay as they are")

@@ -114,6 +114,12 @@ class Skew:
         return float(self.kl.max())
 
 
+def together(name: str, clients: list[Client]) -> Client:
+    """Return one client that holds everybody's data."""
+    parts = ("train_x", "train_y", "cal_x", "cal_y", "test_x", "test_y")
+    return Client(name, *(torch.cat([getattr(client, part) for client in clients]) for part in parts))
+
+
 def skew(clients: list[Client], n_classes: int) -> Skew:
     """Return label counts and label skew of a federation.
 

@@ -26,6 +26,7 @@ from fedcal.base.logits import Params
 STRENGTHS = torch.linspace(0, 1, 11, dtype=torch.float64)
 MEANS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 CONCENTRATIONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+UNRELEASED = 10.0  # pseudo-samples where clients' counts are private
 ALPHAS = torch.logspace(-0.5, 4, 10, dtype=torch.float64)  # pseudo-samples, half a decade apart
 
 
@@ -110,6 +111,17 @@ def shift(params: Params, labels: Tensor, likelihood: Tensor) -> Tensor:
     counts = torch.bincount(labels, minlength=len(params["prior"])).double()
     strength = posterior(likelihood, params["strengths"]) @ STRENGTHS
     return strength * log_ratio(counts, params["prior"], params["alpha"])
+
+
+def without_release(labels: Tensor, noise: float) -> Params:
+    """What clients need for their prior shift where only noised label counts were released: every strength is as likely."""
+    smooth = labels + 0.5 + noise
+    weights = torch.full_like(STRENGTHS, 1 / len(STRENGTHS))
+    return {
+        "prior": smooth / smooth.sum(),
+        "alpha": torch.tensor(UNRELEASED, dtype=torch.float64),
+        "strengths": weights,
+    }
 
 
 def shift_unlabelled(params: Params, u: Tensor, steps: int = 500) -> Tensor:

@@ -108,12 +108,12 @@ class Score(SumQuery):
         for chunk in samples.part().chunks():
             losses, hits = [], []
             for candidate in self.candidates:
-                u = chunk.out_of_fold(candidate)
-                losses.append(torch.nn.functional.cross_entropy(u, chunk.y, reduction="none"))
-                hits.append((u.argmax(1) == chunk.y).sum().double())
+                columns = chunk.out_of_fold(candidate).T  # classes first, along which torch is ten times as fast
+                losses.append(columns.logsumexp(0) - columns.gather(0, chunk.y[None])[0])
+                hits.append(int((columns.numpy().argmax(0) == chunk.y.numpy()).sum()))
             rows = torch.stack(losses)
-            sums = {"sum": rows.sum(1), "gram": pack_symmetric(rows @ rows.T), "hits": torch.stack(hits)}
-            found.append(sums)
+            right = torch.tensor(hits, dtype=torch.float64)
+            found.append({"sum": rows.sum(1), "gram": pack_symmetric(rows @ rows.T), "hits": right})
         return {name: sum_of(one[name] for one in found) for name in found[0]}
 
 

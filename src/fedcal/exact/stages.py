@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -25,13 +25,14 @@ BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ / 2
 # Nats of the whole summed loss that a fit's last step may still gain. Newton squares what is left.
 FITTING = 1e-8
 CHOOSING = 1e-1  # of fits to choose among: standard errors of a choice are some nats
-ROUNDS = 60  # of one fit at most
+ROUNDS, SLOW_ROUNDS = 60, 240  # of one fit at most, with whole Hessians and without
 NEWTON_ROUNDS, OTHER_ROUNDS = 9, 10  # of fits to choose among, with whole Hessians and without
 FOLD_LARGE = (
     200_000  # bytes of all candidates' fold gradients: if they are more, the best of each family are chosen first
 )
 PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
 OCTAVES = 2.0 ** torch.arange(-3, 4, dtype=torch.float64)  # scales around a first guess
+GRIDS = 3  # of such scales at most
 
 
 @dataclass
@@ -67,7 +68,7 @@ def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
 def _near_best_scale(clients: Clients) -> Generator[SumQuery, Sums, float]:
     """1/T to about a per cent, mostly in one round: loss and slope on a grid, a cubic where the slope changes sign."""
     prior, begin = prior_of("temperature", 0.0, clients), clients.begin
-    for _ in range(3):
+    for _ in range(GRIDS):
         grid = begin * OCTAVES
         sums = yield queries.LinearSums((Points("temperature", ALL, "none", grid[:, None]),))
         of_prior = [prior(b[None]) for b in grid]
@@ -133,7 +134,7 @@ def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuer
         begin = widen((yield from fit_linear("bias", ridge, clients)), family)
     # Newton's last step squares what is left; the others have no such step.
     tol = {"full": FITTING, "blocks": 1e-4}.get(curvature, 1e-14)
-    group = group_of(family, (ridge,), clients, tol, ROUNDS if curvature == "full" else 4 * ROUNDS, begin)
+    group = group_of(family, (ridge,), clients, tol, ROUNDS if curvature == "full" else SLOW_ROUNDS, begin)
     yield from lockstep([group])
     warn_if_stopped(group.descents[0])
     return group.descents[0].t
@@ -157,19 +158,28 @@ class Candidate:
         return FoldMap(self.family, {fold: descent.t for fold, descent in self.folds.items() if fold != ALL})
 
 
+def in_turn(families: Iterable[str], k: int) -> list[list[str]]:
+    """The families to fit first, and those after, if any: the ones that start from the bias fit."""
+    small = [family for family in families if curvature_of(family, k) == "full" or family == "bias"]
+    return [some for some in (small, [family for family in families if family not in small]) if some]
+
+
+def rounds_among(family: str, k: int) -> int:
+    """Rounds at most of a family's fits to choose among."""
+    return NEWTON_ROUNDS if curvature_of(family, k) == "full" else OTHER_ROUNDS
+
+
 def fit_all(ridges: dict[str, tuple[float, ...]], clients: Clients) -> Generator[SumQuery, Sums, list[Candidate]]:
     """Fit every family at each of its ridges on all samples, all of them in the same rounds.
 
     Families with too large a Hessian to send come after the others: from the bias fit they need half the steps.
     """
     groups: dict[str, Group] = {}
-    small = [f for f in ridges if curvature_of(f, clients.k) == "full" or f == "bias"]
-    for some in (small, [f for f in ridges if f not in small]):
+    for some in in_turn(ridges, clients.k):
+        bias = groups["bias"].descents[-1].t if groups else None
         for family in some:
-            rounds = NEWTON_ROUNDS if curvature_of(family, clients.k) == "full" else OTHER_ROUNDS
-            bias = groups["bias"].descents[-1].t if some is not small else None
             begin = None if bias is None else widen(bias, family)
-            groups[family] = group_of(family, ridges[family], clients, CHOOSING, rounds, begin)
+            groups[family] = group_of(family, ridges[family], clients, CHOOSING, rounds_among(family, clients.k), begin)
         yield from lockstep([groups[family] for family in some])
     return [
         Candidate(family, ridge, groups[family], descent)
@@ -190,7 +200,7 @@ def fit_folds(candidates: list[Candidate], rounds: int) -> Generator[SumQuery, S
             share = 1.0 if fold == ALL else 1 - 1 / FOLDS
             if before is None:
                 inverse = of.fit.corrected(of.group.inverse(of.fit, share), share)
-                tol = FITTING if fold == ALL else CHOOSING / FOLDS
+                tol = FITTING if fold == ALL else CHOOSING
                 of.folds[fold] = Descent(of.fit.t, of.fit.prior, tol, rounds, trusting=True, inverse=inverse)
             elif not before.arrived:
                 before.done, before.rounds = False, rounds

@@ -25,7 +25,7 @@ from fedcal.federate import app as app_package
 from fedcal.federate.keys import write_certificates, write_node_key
 from fedcal.federate.plan import DATABASE, HOST, Plan, flower_version
 from fedcal.federate.processes import Processes, clear_away
-from fedcal.federate.task import spec_of_run
+from fedcal.federate.task import spec_of_run, strategy_options
 from fedcal.methods import get_method
 from fedcal.protocol import Policy
 from fedcal.simulate.config import Config
@@ -59,19 +59,23 @@ def plan(
     if policy:
         Policy.load(policy).check_method(get_method(spec_of_run(config)))
     # Making a strategy checks the options, before anything is started.
-    CalibratedStrategy(FedAvg(), spec_of_run(config), n_classes=len(about.classes), **options)
+    CalibratedStrategy(FedAvg(), spec_of_run(config), n_classes=len(about.classes), **strategy_options(options))
     if options.get("timeout", 1) <= 0:
         raise FedCalError(f"timeout must be above 0, not {options['timeout']}")
     if not about.embedded and not config.data_dir and "FEDCAL_DATA" not in os.environ:
         raise FedCalError(f"{config.data}: say where its files are, with --data-dir: nodes are processes of their own")
-    if config.partition == "natural":
-        names = list(load(config.data, config.data_dir, config.seed, limit=config.limit).client_names)
-    else:
-        count = config.clients or 20
-        names = [f"client-{c:0{len(str(count - 1))}d}" for c in range(count)]
+    names = names_of(config)
     first, second, third, *node_ports = free_ports(len(names) + 3)
     rules = policy.absolute() if policy else None
     return Plan(config, folder.absolute(), names, (first, second, third), node_ports, insecure, options, policy=rules)
+
+
+def names_of(config: Config) -> list[str]:
+    """Return the names of a federation's clients."""
+    if config.partition == "natural":
+        return list(load(config.data, config.data_dir, config.seed, limit=config.limit).client_names)
+    count = config.clients or 20
+    return [f"client-{c:0{len(str(count - 1))}d}" for c in range(count)]
 
 
 def free_ports(count: int) -> list[int]:
@@ -222,6 +226,9 @@ def federate(plan: Plan, timeout: float, resume: bool = False, keep_keys: bool =
     prepare(plan)
     with federation(plan, keep_keys) as processes:
         code = processes.call("run", plan.run(), timeout)
-    if not (plan.folder / "results.json").exists():
+    done = (
+        "federation.json" if plan.options.get("privacy") else "results.json"
+    )  # a private run has no results by client
+    if not (plan.folder / done).exists():
         why = f"it took more than {timeout:.0f} s" if code == -1 else processes.tail("run")
         raise FedCalError(f"the federation did not finish ({why}): see {plan.flower / 'logs'}; go on with --resume")

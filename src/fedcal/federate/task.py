@@ -17,15 +17,16 @@ from torch import Tensor
 
 from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import write_bytes, write_json, write_tensors
-from fedcal.data import Client, skew
+from fedcal.data import Client, skew, together
 from fedcal.learn.local import predict, train_locally
 from fedcal.methods import spec_of
 from fedcal.methods.spec import file_name
-from fedcal.protocol import Server
+from fedcal.protocol import Privacy, Server
 from fedcal.simulate.config import SCHEMA, Config
 from fedcal.simulate.federation import Federation, assemble, sgd
 from fedcal.simulate.runs import summarise
 from fedcal.transport.flower.average import ExactFedAvg
+from fedcal.transport.flower.server import ALL_NODES
 from fedcal.transport.flower.strategy import CalibratedStrategy
 
 
@@ -83,7 +84,7 @@ def serve(grid: Grid, config: str, options: dict[str, Any], out: str) -> Calibra
     inner = ExactFedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
     strategy = CalibratedStrategy(
         inner, spec_of_run(state.config), n_classes=len(state.classes), seed=state.config.seed, n_bins=state.config.n_bins,
-        folder=folder, nodes=len(state.clients), **options,
+        folder=folder, nodes=len(state.clients), **strategy_options(options),
     )  # fmt: skip
     rounds = state.config.rounds
     result = strategy.start(grid, ArrayRecord(state.model.state_dict()), rounds, timeout=strategy.timeout)
@@ -97,6 +98,12 @@ def spec_of_run(config: Config) -> str:
     return next(spec for spec in reversed(config.method) if spec != "uncal")
 
 
+def strategy_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the strategy's options from their JSON values."""
+    asked = options.get("privacy")
+    return {**options, "privacy": Privacy(**asked)} if asked else options
+
+
 def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> None:
     """Write the run folder's files, of the nodes that took part in measuring.
 
@@ -108,7 +115,14 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
     spec, classes = spec_of(strategy.server.plan.method), len(state.classes)
-    here = [client for client in state.clients if client.name in strategy.measured.clients]
+    if (
+        strategy.server.privacy
+    ):  # results name clients and their label counts; the strategy has written what may be told
+        strategy.scaler.save(folder / "scalers" / f"{file_name(spec)}.safetensors")
+        return
+    here = [client for client in state.clients if client.name in strategy.report()["measured_by"]]
+    if strategy.secure:
+        here = [together(ALL_NODES, here)]
     scalers = {"uncal": Server("uncal", classes).scaler, spec: strategy.scaler}
     state = replace(state, clients=here, skew=skew(here, classes), scalers=scalers)
     views = {"local": {"uncal": "uncal", "local": spec}, "own": {"uncal": "uncal", "own": spec}}

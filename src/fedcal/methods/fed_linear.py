@@ -15,33 +15,44 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query
 from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
+from fedcal.exact.private import fit_privately
 from fedcal.exact.solve import Program
-from fedcal.exact.stages import fit_linear, start
-from fedcal.methods.method import DESCENT, NEWTON, Additive, Stage, option
+from fedcal.exact.stages import GRIDS, OCTAVES, ROUNDS, SLOW_ROUNDS, curvature_of, fit_linear, start
+from fedcal.methods.method import Additive, Stage, option
 
 
-def fit_stages(family: str) -> tuple[Stage, ...]:
+def start_stages(folded: bool = False) -> tuple[Stage, ...]:
+    """What `start` asks."""
+    grid = Stage(queries.LinearSums, GRIDS, {"temperature": len(OCTAVES)})
+    return Stage(queries.Start, folds=folded), grid
+
+
+def fit_stages(family: str, n_classes: int) -> tuple[Stage, ...]:
     """What `fit_linear` asks: where Hessians are too large to be sent, it starts from the bias fit."""
-    first = (Stage(queries.LinearSums, NEWTON, ("bias",), DESCENT),) if family in ("vector", "matrix") else ()
-    return (*first, Stage(queries.LinearSums, NEWTON, (family,), DESCENT))
+    whole = curvature_of(family, n_classes) == "full"
+    first = () if whole or family == "bias" else fit_stages("bias", n_classes)
+    return (*first, Stage(queries.LinearSums, ROUNDS if whole else SLOW_ROUNDS, {family: 1}))
 
 
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
+    private = True
 
     name: str = "fed-bias"
     summary: str = "temperature and class bias, exactly, from sums"
     family: Literal["bias", "vector", "matrix"] = option("bias", "What is fitted beside the temperature.")
     ridge: float = option(0.1, "Pull towards a temperature alone.", low=0)
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
-        return (Stage(queries.Start), *fit_stages(self.family))
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
+        return (*start_stages(), *fit_stages(self.family, n_classes))
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)
         return {self.family: (yield from fit_linear(self.family, self.ridge, clients))}
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        return (yield from fit_privately(n_classes, self.family, clip)).params
 
     def params_from(self, query: Query) -> Params:
         if isinstance(query, queries.LinearSums) and query.points[0].family == self.family:

@@ -15,16 +15,17 @@ from torch import Tensor
 from fedcal.base.logits import Params, keep_order
 from fedcal.exact import maps, queries
 from fedcal.exact.prepared import ALL, FoldMap
+from fedcal.exact.private import fit_confidences, fit_privately
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_linear, start
-from fedcal.methods.fed_linear import first_stage, fit_stages
+from fedcal.methods.fed_linear import first_stage, fit_stages, start_stages
 from fedcal.methods.method import Additive, Stage, option
 
 
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss and gradient; a histogram of confidences"
-    stages = (Stage(queries.Start), *fit_stages("temperature"), Stage(queries.Histogram))
+    private = True
 
     name: str = "fed-beta"
     summary: str = "temperature, then a beta map of the top confidence"
@@ -35,12 +36,20 @@ class FedMap(Additive):
     )
     pseudo: float = option(100.0, "hist: samples per bin that pull it towards the identity.", low=0)
 
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
+        fit = fit_stages("temperature", n_classes)
+        return (*start_stages(), *fit, Stage(queries.Histogram, maps={"temperature": 1}))
+
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)
         b = yield from fit_linear("temperature", 0.0, clients)
         histogram = (yield queries.Histogram(FoldMap("temperature", {ALL: b})))["histogram"].sum(0)
         map_of = {"beta": maps.fit_beta, "hist": lambda whole: maps.hist_knots(whole, self.pseudo)}[self.kind]
         return {"temperature": b, self.kind: map_of(histogram)}
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        fit = yield from fit_privately(n_classes, "temperature", clip, also=True)
+        return fit.params | (yield from fit_confidences(fit, self.kind, self.pseudo))
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         u = first_stage(params, logits)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedcal.base.logits import BLOCK, Params
 from fedcal.base.seeds import torch_rng
 from fedcal.exact.prepared import Prepared
+from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import SumQuery, sum_of
 from fedcal.exact.solve import Program
 from fedcal.methods.method import Additive, Stage, option
@@ -46,17 +47,17 @@ class NetGradient(SumQuery):
 @dataclass(frozen=True)
 class FedOP(Additive):
     leaves = "sums of loss and gradient of a K-H-H-K net"
+    private = True
 
     name: str = "fed-op"
     summary: str = "one order-preserving net by summed gradients"
-    rounds: int = option(300, "Rounds at most.", low=1)
+    rounds: int = option(300, "Rounds at most.", low=2)
     hidden: int = option(16, "Units of a hidden layer of the net.", low=1, high=4096)
     lr: float = option(1e-2, "Adam's learning rate.", above=0)
     weight_decay: float = option(1e-2, "Weight decay of the net.", low=0)
     patience: int = option(30, "Stop after so many rounds without a lower loss on the samples kept back.", low=1)
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on an option
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
         return (Stage(NetGradient, self.rounds),)
 
     def program(self, n_classes: int) -> Program:
@@ -71,6 +72,15 @@ class FedOP(Additive):
                 break
             adam.step(torch.cat([sums[name].flatten() for name in net]) / sums["n"].clamp_min(1))
         return unflatten(stopping.best, net)
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        """The net that is a temperature: a private budget does not carry gradients of hundreds of weights for many rounds."""
+        fit = yield from fit_privately(n_classes, "temperature", clip)
+        net = init_mlp(n_classes, self.hidden, torch_rng(0, "fed-op"))
+        scale = fit.t.clamp(1e-3, 1e3)
+        stretch = scale + torch.log(-torch.expm1(-scale))  # its softplus is the scale
+        net |= {"w3": torch.zeros_like(net["w3"]).double(), "b3": stretch.expand(n_classes)}
+        return {name: value.double() for name, value in net.items()}
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         return order_preserving(params, logits, sorted_input=True)

@@ -9,19 +9,23 @@ from torch import Tensor
 
 from fedcal.base.logits import Params
 from fedcal.base.query import Query
+from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import Slope
 from fedcal.exact.solve import Program
-from fedcal.exact.temperature import temperature, temperature_search
+from fedcal.exact.temperature import T_MAX, T_MIN, temperature, temperature_search
 from fedcal.methods.method import Additive, Stage
 
 
 @dataclass(frozen=True)
 class FedTS(Additive):
     leaves = "two sums: slope and curvature"
-    stages = (Stage(Slope, 100),)
+    private = True
 
     name: str = "fed-ts"
     summary: str = "the pooled temperature, exactly, from sums"
+
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
+        return (Stage(Slope, 100),)
 
     def program(self, n_classes: int) -> Program:
         search = temperature_search()
@@ -32,6 +36,10 @@ class FedTS(Additive):
                 b = search.send((slope, curvature))
             except StopIteration as finished:
                 return {"temperature": torch.tensor(finished.value.temperature, dtype=torch.float64)}
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        found = (yield from fit_privately(n_classes, "temperature", clip)).params
+        return found | {"temperature": (1 / found["temperature"][0]).clamp(T_MIN, T_MAX)}
 
     def params_from(self, query: Query) -> Params:
         return {"temperature": torch.tensor(1 / query.b, dtype=torch.float64)} if isinstance(query, Slope) else {}

@@ -24,8 +24,9 @@ from torch import Tensor
 from fedcal.base.folds import FOLDS
 from fedcal.base.logits import BLOCK, Params, keep_order
 from fedcal.exact import maps, prior_shift, queries
-from fedcal.exact.linear import FAMILIES, centre
+from fedcal.exact.linear import FAMILIES, centre, n_parameters
 from fedcal.exact.prepared import ALL, Prepared
+from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import SumQuery, apply_confidence_map, client_counts
 from fedcal.exact.solve import Program, Sums
 from fedcal.exact.stages import (
@@ -38,10 +39,12 @@ from fedcal.exact.stages import (
     fit_folds,
     fit_linear,
     fit_prior_shift,
+    in_turn,
+    rounds_among,
     score,
     start,
 )
-from fedcal.methods.fed_linear import first_stage
+from fedcal.methods.fed_linear import first_stage, fit_stages, start_stages
 from fedcal.methods.method import Additive, Stage, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
@@ -52,12 +55,7 @@ MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all th
 @dataclass(frozen=True)
 class FedCalPlus(Additive):
     leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
-    stages = (
-        Stage(queries.Start, 1), Stage(queries.LinearSums, 36), Stage(queries.Score, 1), Stage(queries.LinearSums, 6),
-        Stage(queries.Score, 1), Stage(queries.Histogram, 1), Stage(queries.CountsLikelihood, 1),
-        Stage(queries.ShiftEvidence, 1),
-    )  # fmt: skip
-    per_sample = False  # likelihoods are of whole clients
+    private = True
 
     name: str = "fedcal-plus"
     summary: str = "linear map and confidence map by cross-fitting, from sums"
@@ -72,15 +70,45 @@ class FedCalPlus(Additive):
         None, "Shift each client's scaler to its own label distribution; none: only if accuracy is improve."
     )
 
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
+        ridges = self._ridges(n_classes)
+        tried, each = {family: len(of) for family, of in ridges.items()}, dict.fromkeys(ridges, 1)
+        fits = [
+            Stage(queries.LinearSums, max(rounds_among(f, n_classes) for f in some), {f: tried[f] for f in some})
+            for some in in_turn(ridges, n_classes)
+        ]
+        large = _are_large(ridges, n_classes)
+        folds = [
+            Stage(queries.LinearSums, 1 if large else FOLD_ROUNDS, tried, folds=True),
+            Stage(queries.Score, 1, tried, folds=True),
+        ]
+        if large:
+            folds += [
+                Stage(queries.LinearSums, LARGE_FOLD_ROUNDS, each, folds=True),
+                Stage(queries.Score, 1, each, folds=True),
+            ]
+        after = [Stage(queries.Histogram, 1, each, folds=True)]
+        if self._shifted:
+            after += [Stage(queries.CountsLikelihood), Stage(queries.ShiftEvidence, 1, each, folds=True)]
+        fallback = fit_stages("temperature", n_classes)
+        return (*start_stages(folded=True), *fallback, *fits, *folds, *after)
+
+    def _ridges(self, k: int) -> dict[str, tuple[float, ...]]:
+        """The families to try, each with its ridges."""
+        families = () if self.accuracy == "keep" and not self.informed else FAMILIES[1:]
+        beyond = () if k <= MATRIX_MAX_CLASSES else ("matrix",)
+        return {"temperature": (0.0,), **{f: ridges_of(f, k) for f in families if f not in beyond}}
+
+    @property
+    def _shifted(self) -> bool:
+        return self.accuracy == "improve" if self.prior_shift is None else self.prior_shift
+
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes, folded=True)
         one_class = int((clients.labels > 0).sum()) < 2
         if clients.n < MIN_SAMPLES or one_class or not clients.folds_filled:
             return {"temperature": (yield from fit_linear("temperature", 0.0, clients)), "fallback": torch.ones(())}
-        families = FAMILIES[1:] if n_classes <= MATRIX_MAX_CLASSES else FAMILIES[1:3]
-        if self.accuracy == "keep" and not self.informed:
-            families = ()
-        temperature, chosen = yield from choose_family(families, clients)
+        temperature, chosen = yield from choose_family(self._ridges(n_classes), clients)
         family, fold_map = chosen.family, chosen.fold_map
         model_top = self.accuracy == "keep" and family != "temperature"
         histograms = (yield queries.Histogram(fold_map, model_top))["histogram"]
@@ -89,10 +117,20 @@ class FedCalPlus(Additive):
         if model_top:
             params["order"] = temperature.folds[ALL].t  # the model's own order, at its own temperature
             params["least"] = _least(found, histograms.sum(0), n_classes)
-        shifted = self.accuracy == "improve" if self.prior_shift is None else self.prior_shift
         after = {} if model_top else found
-        local = (yield from fit_prior_shift(fold_map, after, clients.labels)) if shifted else {}
+        local = (yield from fit_prior_shift(fold_map, after, clients.labels)) if self._shifted else {}
         return {**params, **found, **local}
+
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        keep = self.accuracy == "keep"
+        fit = yield from fit_privately(n_classes, "temperature" if keep and not self.informed else "matrix", clip)
+        chosen = fit.params
+        if keep and fit.family != "temperature" and not fit.fallback:
+            chosen |= {
+                "order": torch.tensor([fit.scale], dtype=torch.float64),
+                "least": torch.zeros((), dtype=torch.float64),
+            }
+        return chosen | (prior_shift.without_release(fit.labels, fit.noise) if self._shifted else {})
 
     def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
         """The shift to the client's own label distribution: from its labels, or estimated where it has none."""
@@ -130,20 +168,18 @@ class FedCalPlus(Additive):
 
 
 def choose_family(
-    families: tuple[str, ...], clients: Clients
+    ridges: dict[str, tuple[float, ...]], clients: Clients
 ) -> Generator[SumQuery, Sums, tuple[Candidate, Candidate]]:
     """The temperature, and the chosen candidate: of each family its best ridge out of fold, and of these what pays."""
-    ridges = {family: ridges_of(family, clients.k) for family in families}
-    tried = yield from fit_all({"temperature": (0.0,), **ridges}, clients)
-    large = 8 * FOLDS * sum(of.fit.t.numel() for of in tried) > FOLD_LARGE
+    tried, large = (yield from fit_all(ridges, clients)), _are_large(ridges, clients.k)
     yield from fit_folds(tried, 1 if large else FOLD_ROUNDS)
     scores = yield from score(tried, clients)
     if large:  # too much to send for all of them
-        tried = [tried[scores.best_of(tried, family)] for family in ("temperature", *families)]
+        tried = [tried[scores.best_of(tried, family)] for family in ridges]
         yield from fit_folds(tried, LARGE_FOLD_ROUNDS)
         scores = yield from score(tried, clients)
     chosen = 0
-    for family in families:
+    for family in tuple(ridges)[1:]:
         best = scores.best_of(tried, family)
         gain, error = scores.paired(chosen, best)
         as_right = chosen > 0 or float(scores.hits[best]) >= float(scores.hits[0])
@@ -153,14 +189,19 @@ def choose_family(
     return tried[0], tried[chosen]
 
 
+def _are_large(ridges: dict[str, tuple[float, ...]], k: int) -> bool:
+    """Whether the fold gradients of all candidates are too much to send more than once."""
+    return 8 * FOLDS * sum(len(of) * n_parameters(family, k) for family, of in ridges.items()) > FOLD_LARGE
+
+
 def ridges_of(family: str, k: int) -> tuple[float, ...]:
     """Prior precisions to try, in natural logit units, strong to weak; of a large matrix fewer, since each costs a gradient
     of K² numbers in every round."""
     if family == "matrix" and k > 10:
-        return (1e3, 1e2, 1e1, 1.0) if k <= MATRIX_NEWTON_MAX else (3e3, 1e3, 3e2, 1e2, 3e1)
+        return (1e3, 1e2, 1e1, 1.0) if k <= MATRIX_NEWTON_MAX else (1e4, 2e3, 5e2, 1e2, 2e1)
     return {
         "bias": (1e2, 1e1, 1.0, 0.1),
-        "vector": (1e3, 1e2, 1e1, 1.0, 0.1),
+        "vector": (1e3, 1e2, 1e1, 1.0),
         "matrix": (1e4, 1e3, 1e2, 1e1, 1.0, 0.1),
     }[family]
 

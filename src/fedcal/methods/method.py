@@ -14,24 +14,25 @@ Params, memory and an update's content are flat dicts of tensors. Nothing here d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fedcal.base.folds import FOLDS
 from fedcal.base.logits import Params
-from fedcal.base.query import Query, leaves
+from fedcal.base.query import Query, parts
 from fedcal.base.seeds import torch_rng
-from fedcal.exact.prepared import Prepared
-from fedcal.exact.queries import SumQuery
+from fedcal.errors import FedCalError
+from fedcal.exact.prepared import ALL, FoldMap, Prepared
+from fedcal.exact.queries import Points, Start, SumQuery
 from fedcal.exact.solve import Program
-from fedcal.exact.stages import curvature_of
 from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update
 
 Draw = Callable[[], torch.Generator]  # gives a random stream
-NEWTON, DESCENT = 60, 240  # rounds at most of a solver that is sent Hessians, and of one that is not (exact/solve.py)
 TRAINING = 1000  # training rounds at most of a federation whose scaler is fitted within them
 ROUNDS = "Rounds of all clients on the final model; of an interleaved method, in addition to the training rounds."
 FIT_ON = "The samples that a client fits on: its held-out calibration split, or its training data."
@@ -39,7 +40,8 @@ FIT_ON = "The samples that a client fits on: its held-out calibration split, or 
 
 def option(default: Any, help: str, **rules: float) -> Any:
     """A field that users may set: its default, one line of meaning, and for numbers the bounds (`low`, `above`)."""
-    return field(default=default, metadata={"help": help, "rules": {"high": 10**9, **rules} if rules else {}})
+    rules = {**rules, "high": rules.get("high", 10**9)} if rules else {}
+    return field(default=default, metadata={"help": help, "rules": rules})
 
 
 @dataclass(frozen=True)
@@ -48,18 +50,25 @@ class Stage:
 
     query: type[Query]
     times: int = 1
-    families: tuple[str, ...] = ()  # of linear maps that it is about; empty: any
-    slowly: int = 0  # in place of `times`, where these families' Hessians are too large to be sent
+    maps: Mapping[str, int] = field(default_factory=dict)  # how many linear maps of each family one query may hold
+    folds: bool = False  # so many for each fold too; but then no Hessians
 
     def takes(self, query: Query) -> bool:
-        """Whether the query is of this kind."""
-        families = {leaf for name, leaf in leaves(query) if name.endswith("/family")}
-        return type(query) is self.query and (not self.families or families <= set(self.families))
-
-    def most(self, n_classes: int) -> int:
-        """The number of queries at most, over so many classes."""
-        slow = self.slowly and any(curvature_of(family, n_classes) != "full" for family in self.families)
-        return self.slowly if slow else self.times
+        """Whether the query is of this kind, and holds no more."""
+        held: Counter[tuple[str, int]] = Counter()
+        for part in parts(query):
+            if isinstance(part, FoldMap):
+                held.update((part.family, fold) for fold in part.at)
+            elif isinstance(part, Points):
+                if (part.family, part.fold) in held or (self.folds and part.curvature != "none"):
+                    return False
+                held[part.family, part.fold] = len(part.at)
+        allowed = (ALL, *range(FOLDS)) if self.folds else (ALL,)
+        return (
+            type(query) is self.query
+            and (self.folds or not (isinstance(query, Start) and query.folds))
+            and all(fold in allowed and n <= self.maps.get(family, 0) for (family, fold), n in held.items())
+        )
 
 
 @dataclass(frozen=True)
@@ -67,9 +76,8 @@ class Method(ABC):
     """A method's shape. Subclasses are final; those of their fields that are made by `option` are the method's options."""
 
     leaves: ClassVar[str]  # what leaves a client
-    stages: ClassVar[tuple[Stage, ...]]  # what its server asks, in that order; any of them may be skipped
     additive: ClassVar[bool] = False  # the server only adds replies up: secure aggregation can do that
-    per_sample: ClassVar[bool] = True  # additive: every reply is a sum over samples; else some are of whole clients
+    private: ClassVar[bool] = False  # it has a private program
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
 
     name: str = ""  # in METHODS
@@ -83,12 +91,20 @@ class Method(ABC):
     @property
     def may_ask(self) -> tuple[type[Query], ...]:
         """The kinds of query that its server may ask."""
-        return tuple(dict.fromkeys(stage.query for stage in self.stages))
+        return tuple(dict.fromkeys(stage.query for stage in self.stages(2)))  # the same over any number of classes
 
     @property
     def remembers(self) -> bool:
         """Whether a client's reply builds on what it kept from its last one."""
         return False
+
+    @abstractmethod
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
+        """What its server asks, in that order; any of them may be skipped. A client with a policy replies to no more.
+
+        Args:
+            n_classes: K of the logits.
+        """
 
     @abstractmethod
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
@@ -172,8 +188,7 @@ class Averaged(Method):
         "round", "Average the scalers of this round's clients, or the latest scaler of every client."
     )
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - it depends on options
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
         return (Stage(FitScaler, self.rounds + (TRAINING if self.schedule == "interleaved" else 0)),)
 
     @abstractmethod
@@ -221,8 +236,21 @@ class Additive(Method):
     def program(self, n_classes: int) -> Program:
         """Run the server's half."""
 
+    def private_program(self, n_classes: int, clip: float | None) -> Program:
+        """Run the server's half under differential privacy: its queries are private ones, with shares of a budget.
+
+        Args:
+            n_classes: K of the logits.
+            clip: the norm to which logits are shortened; None: found from the samples.
+        """
+        raise FedCalError(f"{self.name} has no private form: choose fedcal-plus, fed-bias or another that only adds")
+
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
         return ExactFit(self.program(n_classes), self.params_from, rounds)
+
+    def begin_private(self, n_classes: int, rounds: int, clip: float | None) -> Fit:
+        """Start the server's half under differential privacy."""
+        return ExactFit(self.private_program(n_classes, clip), self.params_from, rounds)
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, SumQuery)

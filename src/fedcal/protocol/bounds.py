@@ -13,23 +13,20 @@ that cuts samples out of a sum, one at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedcal.base.query import Query, leaves
+from fedcal.base.query import Query, leaves, parts
 from fedcal.errors import FedCalError
 from fedcal.exact.linear import FAMILIES, centre, is_scale, n_parameters
-from fedcal.exact.queries import Slope
+from fedcal.exact.prepared import FoldMap
+from fedcal.exact.queries import Points, Slope
 from fedcal.exact.stages import curvature_of
 from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods.fit import FitScaler
 
 FURTHEST = 1e4  # a calibrated logit, for a logit of the client's usual size
-MOST_MAPS = 128  # in one request
 ROUNDING = 1 + 1e-9
 ROWS = 1 << 14
 
@@ -56,23 +53,19 @@ def check_bounds(query: Query, size: float, n_classes: int) -> None:
         largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
         largest = abs(leaf) if isinstance(leaf, float) else largest
         _require(largest <= FURTHEST * max(1.0, unit), f"a number of size {largest:.3g} in {name!r}")
-    maps = 0
-    for part in _parts(query):
-        family, at = getattr(part, "family", None), getattr(part, "at", None)
-        if family is not None and at is not None:
-            points = list(at.values() if isinstance(at, dict) else at)
-            maps += len(points)
-            for t in points:
-                _check_map(family, t, unit, n_classes)
-            curvature = getattr(part, "curvature", "none")
-            _require(curvature in ("none", curvature_of(family, n_classes)), f"a Hessian of a {family} map")
+    for part in parts(query):
+        if isinstance(part, Points | FoldMap):
+            for t in part.at.values() if isinstance(part, FoldMap) else part.at:
+                _check_map(part.family, t, unit, n_classes)
+            if isinstance(part, Points):
+                whole = curvature_of(part.family, n_classes)
+                _require(part.curvature in ("none", whole), f"a Hessian of a {part.family} map")
         elif isinstance(part, Slope):
             _require(_within(part.b, 1 / T_MAX, 1 / T_MIN), f"a temperature of {1 / part.b if part.b else math.inf:g}")
         elif isinstance(part, FitScaler):
             for name in ("temperature", "temperatures"):
                 for value in part.params.get(name, torch.ones(1)).flatten().tolist():
                     _require(_within(value, T_MIN, T_MAX), f"a temperature of {value:g}")
-    _require(maps <= MOST_MAPS, f"{maps} maps at once")
 
 
 def _check_map(family: str, t: Tensor, unit: float, n_classes: int) -> None:
@@ -80,17 +73,6 @@ def _check_map(family: str, t: Tensor, unit: float, n_classes: int) -> None:
     _require(t.shape == (n_parameters(family, n_classes),), f"{family} parameters of shape {tuple(t.shape)}")
     most = torch.where(is_scale(family, n_classes), FURTHEST * unit, FURTHEST)
     _require(bool((t.abs() <= most).all()), f"a {family} map that makes logits larger than {FURTHEST:g}")
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    """Every dataclass within a query, itself included."""
-    if is_dataclass(value):
-        yield value
-        value = [getattr(value, entry.name) for entry in fields(value)]
-    if isinstance(value, dict):
-        value = list(value.values())
-    for part in value if isinstance(value, list | tuple) else ():
-        yield from _parts(part)
 
 
 def _within(value: float, low: float, high: float) -> bool:

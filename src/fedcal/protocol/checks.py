@@ -17,6 +17,7 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
+from fedcal.exact.private_queries import PRIVATE_QUERIES
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
 from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
@@ -82,7 +83,7 @@ def check_reply(
                 f"{client}'s reply: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {dtype} of {shape}"
             )
     squares = known.squares if known else None
-    claim = Claim(client, request.query, reply.content, reply.n, plan.n_classes, squares)
+    claim = Claim(client, request.query, reply.content, reply.n, plan.n_classes, squares, reply.clients)
     check_size(claim)
     if not noisy:
         check_plausible(claim)
@@ -161,7 +162,8 @@ def check_request(request: Request, method: Method) -> None:
     Raises:
         FedCalError: which says what is wrong with it.
     """
-    if type(request.query) not in method.may_ask:
+    known = (*method.may_ask, *PRIVATE_QUERIES) if method.private else method.may_ask
+    if type(request.query) not in known:
         kind = type(request.query).__name__
         raise FedCalError(f"the server asks for {kind}, which {method.name} never does: do not reply to this server")
     for name, leaf in leaves(request.query):

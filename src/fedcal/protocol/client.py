@@ -7,7 +7,10 @@ personal = client.personalize(scaler)      # at the end: what it makes of the sc
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from fedcal.base.checks import as_logits, check_labels
 from fedcal.base.logits import Params
@@ -16,6 +19,7 @@ from fedcal.base.store import nest, unnest
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
+from fedcal.exact.private_queries import VALUES, PrivateQuery
 from fedcal.methods import Method, Update, get_method
 from fedcal.protocol.bounds import check_bounds, logit_size
 from fedcal.protocol.checks import check_request
@@ -23,6 +27,8 @@ from fedcal.protocol.messages import Reply, Request
 from fedcal.protocol.policy import Policy, Talk
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
+
+ROUNDING = 1e-9  # of shares of a budget that are added up
 
 
 class LostState(FedCalError):
@@ -36,7 +42,7 @@ class Client:
         method: a name (see `fedcal methods`) or a method.
         logits: (N, K), of samples that the model was not trained on.
         labels: (N,), the columns' numbers.
-        privacy: clips and noises what leaves, whatever the server asks (local differential privacy).
+        privacy: kept to whatever the server asks: its budget is counted here, and what it does not cover is refused.
         policy: what it tells at most, where the server is a stranger; None: whatever its method may ask.
     """
 
@@ -83,7 +89,8 @@ class Client:
         if policy:
             samples.fewest = max(samples.fewest, policy.min_count)
         self.probs = False  # whether its scores were probabilities: the server's scaler should know
-        self.releases = 0  # replies under local privacy so far
+        self.spent = 0.0  # the share of its own privacy budget that its replies have taken
+        self._last: Reply | None = None  # its last reply under privacy: noise is drawn once for a request
         self.federation, self.round = "", 0  # of the last reply
         self.n: int | None = None  # how many samples it has, where that is known without reading them
         self._before: Params = {}  # what it had kept before its last reply: a request may come twice
@@ -107,24 +114,48 @@ class Client:
         if check:
             check_request(request, self.method)
         n = len(self.samples.labels) if self.n is None else self.n
+        if privacy := self.privacy or request.privacy:
+            return self._private_reply(request, privacy, n)
         talk = self._consider(request) if self.policy and n else self.talk
         if n < (self.policy.min_count if self.policy else 1):
             return Reply({}, 0, request.digest, probs=self.probs)
         memory = self._memory_before(request)
-        privacy = self.privacy or request.clipping
-        if self.privacy and self.releases >= self.privacy.rounds:
-            raise FedCalError(f"the privacy budget of {self.privacy.rounds} releases is used up")
         update = self._update(request, memory)
-        content = (
-            privacy.at_client(self.method, request.query, self.samples, memory, update) if privacy else update.content
-        )
-        # From here on nothing is refused: a refused request leaves the client as it was.
-        self.releases += bool(self.privacy)  # also where a request comes twice: the noise is drawn again
         self._before, self.memory = memory, contiguous(update.memory)
         self.federation, self.round, self.talk = request.federation, request.round, talk
-        told = self._told(self.privacy) if self.privacy else {}
         clients = len(self.samples.counts)
-        return Reply(contiguous(content), n, request.digest, update.notes, told, self.probs, clients)
+        return Reply(contiguous(update.content), n, request.digest, update.notes, {}, self.probs, clients)
+
+    def _private_reply(self, request: Request, privacy: Privacy, n: int) -> Reply:
+        """The reply under privacy: the number of samples is not declared, and a client without any replies as well.
+
+        A refused request costs nothing. One that comes again gets the same reply: its noise is drawn once. But where the
+        noise is in shares, it is drawn and paid for again: two totals with the same shares, over other nodes, would differ
+        by what one node sent, and only its own share of the noise would hide that.
+        """
+        again = self._last is not None and self._last.to == request.digest and privacy.where != "distributed"
+        if self._last is not None and again:
+            return self._last
+        if not isinstance(request.query, PrivateQuery):
+            kind = type(request.query).__name__
+            raise FedCalError(
+                f"this client replies to private requests only, not to {kind}: give the server privacy too"
+            )
+        talk = self._consider(request) if self.policy else self.talk
+        self._memory_before(request)
+        query = replace(request.query, per_client=privacy.unit == "client")
+        cost, clients = privacy.cost(query), len(self.samples.counts)
+        if self.privacy and self.spent + cost > 1 + ROUNDING:
+            raise FedCalError(f"the privacy budget of ε = {privacy.epsilon:g} is used up: this client replies no more")
+        sums = self._update(replace(request, query=query), {}).content
+        if self.policy and n < self.policy.min_count:  # as a client without samples does: that it has few is not told
+            sums = {name: torch.zeros_like(value) for name, value in sums.items()}
+        content = privacy.at_client(query, sums, clients)
+        self.spent += cost if self.privacy else 0.0
+        told = self.privacy.report(self.spent) if self.privacy else {}
+        self.federation, self.round, self.talk = request.federation, request.round, talk
+        self._last = Reply(content, 1, request.digest, {}, told, self.probs, clients)
+        return self._last
 
     @one_thread()
     def personalize(self, scaler: Scaler) -> Params:
@@ -156,10 +187,14 @@ class Client:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive the client's process: tensors, and JSON values under `about`."""
-        about = {"federation": self.federation, "round": self.round, "releases": self.releases}
+        about: dict[str, Any] = {"federation": self.federation, "round": self.round, "spent": self.spent}
         about |= {"order": [list(self._before), list(self.memory)]}  # a file sorts them, and sums depend on it
         about |= {"talk": self.talk.to_json()}
-        return {"tensors": nest("before", self._before) | nest("after", self.memory), "about": about}
+        tensors = nest("before", self._before) | nest("after", self.memory)
+        if self._last:
+            about["last"] = {"to": self._last.to, "privacy": self._last.privacy}
+            tensors["last/values"] = self._last.content[VALUES]
+        return {"tensors": tensors, "about": about}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the state of an earlier process.
@@ -173,8 +208,11 @@ class Client:
         try:
             about, tensors = state["about"], state["tensors"]
             self.federation, self.round = str(about["federation"]), int(about["round"])
-            self.releases = int(about["releases"])
             self.talk = Talk.from_json(about["talk"])
+            self.spent = float(about["spent"])
+            if "last" in about:
+                content = {VALUES: tensors["last/values"].clone()}
+                self._last = Reply(content, 1, str(about["last"]["to"]), {}, dict(about["last"]["privacy"]), self.probs)
             before, after = (unnest(part, tensors) for part in ("before", "after"))
             self._before = contiguous({name: before[name] for name in about["order"][0]})
             self.memory = contiguous({name: after[name] for name in about["order"][1]})
@@ -201,7 +239,9 @@ class Client:
     def _consider(self, request: Request) -> Talk:
         """Refuse what the client's policy does not allow; return what it remembers after its reply."""
         assert self.policy
-        logits = self.samples.logits
+        logits, query = self.samples.logits, request.query
+        if isinstance(query, PrivateQuery):  # its bounds are built in
+            return self.policy.after(self.talk, request, self.method, query.k)
         talk = self.policy.after(self.talk, request, self.method, logits.shape[1])
         self._size = logit_size(logits) if self._size is None else self._size
         check_bounds(request.query, self._size, logits.shape[1])
@@ -219,6 +259,3 @@ class Client:
         if request.round < self.round:
             raise FedCalError(f"round {request.round} is past: this client has replied to round {self.round} already")
         return self._before if request.round == self.round else self.memory
-
-    def _told(self, privacy: Privacy) -> dict[str, Any]:
-        return privacy.report("local", self.releases) | {"left": privacy.rounds - self.releases}

@@ -24,7 +24,7 @@ class Ledger:
     total_down: int = 0
     dropped: list[str] = field(default_factory=list)  # clients that fell away, in the order in which they did
     restarts: int = 0  # of an exact fit whose clients fell away
-    releases: int = 0  # rounds whose sums the server has seen: what a privacy budget counts
+    spent: float = 0.0  # the share of the privacy budget that the rounds have taken
     took_part: list[str] = field(default_factory=list)  # in the last round, in their order
     notes: Counter[str] = field(default_factory=Counter)  # clients' remarks, summed over updates
 
@@ -41,7 +41,6 @@ class Ledger:
         self.took_part = took_part
         if replies:
             self.updates += replies
-            self.releases += 1
             self.bytes_up, self.bytes_down = max(self.bytes_up, up), max(self.bytes_down, down)
             self.total_up, self.total_down = self.total_up + up, self.total_down + down
 

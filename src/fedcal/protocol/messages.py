@@ -34,12 +34,12 @@ class Request:
     federation: str
     round: int  # 1 at first
     query: Query
-    clipping: Privacy | None = None  # what a server with central differential privacy asks clients to clip to
+    privacy: Privacy | None = None  # what a client that states no privacy of its own keeps to
 
     @cached_property
     def digest(self) -> str:
         """A fingerprint, which replies carry: a reply to another request is refused."""
-        whole = f"{self.federation} {self.round} {fingerprint(self.query)} {self.clipping or ''}".strip()
+        whole = f"{self.federation} {self.round} {fingerprint(self.query)} {self.privacy or ''}".strip()
         return hashlib.blake2b(whole.encode(errors="replace"), digest_size=16).hexdigest()
 
 
@@ -51,8 +51,6 @@ class Reply:
     n: int  # the client's samples
     to: str  # the digest of the request
     notes: dict[str, float] = field(default_factory=dict)  # remarks for the log
-    privacy: dict[str, Any] = field(
-        default_factory=dict
-    )  # local privacy: what it has cost, and how many replies are left
+    privacy: dict[str, Any] = field(default_factory=dict)  # of a client with a budget of its own: what it has cost
     probs: bool = False  # whether the client's scores are probabilities, of which it took the logarithms
     clients: int = 1  # that reply as one, where many small ones are simulated together

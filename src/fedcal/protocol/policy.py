@@ -20,12 +20,17 @@ from typing import Any
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.query import Query, fingerprint
 from fedcal.errors import FedCalError, counted, unknown
+from fedcal.exact.private_queries import Confidences, Gains, MatrixSums, Measure, Scales, ScaleSums
 from fedcal.methods import Method, get_method, spec_of
+from fedcal.methods.method import Stage
 from fedcal.protocol.messages import Request
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 
 LARGEST = 1 << 20  # bytes of a policy file
+PRIVATE_STAGES = (
+    Stage(Scales), Stage(ScaleSums, 6), Stage(MatrixSums, 2), Stage(Gains), Stage(Confidences, 2), Stage(Measure)
+)  # fmt: skip
 FITS = 2  # a federation gets the replies of so many fits at their longest, however often it begins again
 
 
@@ -228,7 +233,7 @@ class Policy:
         talk = self.check_federation(talk, request.federation, method, n_classes)
         if talk.last == request.digest:
             return talk
-        needed = sum(stage.most(n_classes) for stage in method.stages)
+        needed = sum(stage.times for stage in stages_of(method, n_classes))
         most = FITS * needed if self.max_rounds is None else self.max_rounds
         if talk.replies >= most:
             raise FedCalError(f"this site has replied in {counted(most, 'round')}: its policy allows no more")
@@ -268,6 +273,11 @@ class Policy:
         return replace(talk, measured=digest)
 
 
+def stages_of(method: Method, n_classes: int) -> tuple[Stage, ...]:
+    """What a server may ask, in that order: without privacy, or else by the method's private form."""
+    return (*method.stages(n_classes), *(PRIVATE_STAGES if method.private else ()))
+
+
 def _means(spec: str, method: Method) -> bool:
     """Whether an entry of a policy means this method: by its name, or with exactly these options."""
     return get_method(spec) == method if ":" in spec else spec == method.name
@@ -275,10 +285,10 @@ def _means(spec: str, method: Method) -> bool:
 
 def _follow(talk: Talk, method: Method, query: Query) -> Talk | None:
     """Count a query at the first stage that has room for it; None where there is none."""
-    stages = method.stages
+    stages = stages_of(method, talk.n_classes)
     used = [*talk.used, *[0] * (len(stages) - len(talk.used))]
     for place in range(talk.stage, len(stages)):
-        if used[place] < stages[place].most(talk.n_classes) and stages[place].takes(query):
+        if used[place] < stages[place].times and stages[place].takes(query):
             used[place] += 1
             return replace(talk, begun=max(talk.begun, 1), stage=place, used=tuple(used))
     return None

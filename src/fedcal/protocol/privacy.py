@@ -1,126 +1,194 @@
-"""Differential privacy for additive methods: what leaves is clipped and noised here, for Flower's wrappers do not touch it.
+"""Differential privacy of additive methods: `Privacy(epsilon=4, delta=1e-5)` is all that a user must give.
 
-    unit "sample"    every sample's summand is clipped to norm C: one sample more or less changes a sum by C at most
-    unit "client"    the client's whole sum is clipped to norm C: the same for one client more or less
+A private query (exact/private_queries.py) adds up summands whose norm is bounded, whatever the samples and the server's
+parameters are. Its sum is rounded to a grid, and discrete Gaussian noise is added (noise.py):
 
-Central: clients clip, the server adds N(0, (σ C)²) to every coordinate of each round's sum, and must be trusted with the
-sums. Local: each client adds that noise itself, and nobody need be trusted. σ is the least that keeps `rounds` releases
-within (ε, δ), by Google's dp-accounting (RDP of the Gaussian mechanism). The number of samples that a client says it has is
-not noised: it is taken as public.
+    central        by the server, to the total: the server is trusted with the sums, and nobody else need be
+    local          by every client, to its own sum: nobody is trusted
+    distributed    by every client, a share of it: the total of `nodes` honest clients has the central noise, and secure
+                   aggregation shows nobody less than that total
 
-Noise comes from the operating system's entropy, never from a run's seed: who knows the seed could take it off again.
+Neighbouring data sets: one sample more or less, at any client (unit "sample"); all samples of one client, or none of them
+(unit "client"). How many samples there are is not told either: replies declare none, and an empty client replies as well.
+Which clients take part is taken as public.
+
+Budget: a query that takes a share b of the budget gets noise σ = Δ / (µ √b), with Δ its bound plus what rounding adds. All
+replies together are then at most as revealing as one Gaussian release of sensitivity 1 and noise 1/µ; µ is the largest for
+which dp-accounting's RDP accountant says (ε, δ). The RDP of the discrete Gaussian is at most that of the Gaussian (Canonne,
+Kamath, Steinke 2020). Sums of discrete Gaussians: see `Privacy.noise_of_one`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.logits import Params
-from fedcal.base.query import Query
 from fedcal.errors import FedCalError
-from fedcal.exact.prepared import Prepared
-from fedcal.methods import Method, Update
-from fedcal.methods.fit import Total
+from fedcal.exact.private_queries import VALUES, PrivateQuery
+from fedcal.methods import Method
+from fedcal.protocol.noise import discrete_gaussian
+
+STEPS = 14  # bits: the grid's spacing is 2⁻¹⁴ of a summand's bound, rounded to a power of two
+FLOATING = 2.0**-20  # what floating-point sums may add to a sensitivity, relatively
+LEAST = 16  # variance of a share of the noise, in steps of the grid: see `noise_of_one`
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """(ε, δ) for at most `rounds` rounds of sums clipped to `clip`."""
+    """(ε, δ)-differential privacy of everything that leaves a client, or the server.
+
+    Args:
+        epsilon: ε.
+        delta: δ.
+        unit: what is protected: one sample, or all samples of a client.
+        where: who adds the noise: "central" (the server), "local" (each client, all of it) or "distributed" (each client,
+            a share of it).
+        clip: the norm to which a sample's row-centred logits are shortened; None: a part of the budget finds a good one.
+        nodes: distributed: clients that take part and are honest, at least; None: all clients of a simulation.
+        measure: the share of the budget that is kept for measuring the outcome.
+
+    Raises:
+        FedCalError: a value is out of its bounds.
+    """
 
     epsilon: float
     delta: float = 1e-5
-    clip: float = 5.0
-    rounds: int = 10
     unit: Literal["sample", "client"] = "sample"
+    where: Literal["central", "local", "distributed"] = "central"
+    clip: float | None = None
+    nodes: int | None = None
+    measure: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, rules in {"epsilon": {"above": 0}, "delta": {"above": 0, "below": 1}, "clip": {"above": 0}}.items():
-            check_value(name, getattr(self, name), float, rules)
-        check_whole(self.rounds, "rounds", low=1)
-        if self.unit not in ("sample", "client"):
-            raise FedCalError(f"unit must be sample or client, not {self.unit!r}")
+        rules = {"epsilon": {"above": 0}, "delta": {"above": 0, "below": 1}, "measure": {"low": 0, "below": 1}}
+        for name, bounds in rules.items():
+            check_value(name, getattr(self, name), float, bounds)
+        if self.clip is not None:
+            check_value("clip", self.clip, float, {"above": 0})
+        if self.nodes is not None:
+            check_whole(self.nodes, "nodes", low=1)
+        for name, known in {"unit": ("sample", "client"), "where": ("central", "local", "distributed")}.items():
+            if getattr(self, name) not in known:
+                raise FedCalError(f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}")
 
-    @cached_property
-    def noise(self) -> float:
-        """σ, in units of `clip`."""
-        if not math.isfinite(self.epsilon):
-            return 0.0
-        dp, rdp = _accountants()
-        return dp.calibrate_dp_mechanism(rdp.RdpAccountant, self._releases(), self.epsilon, self.delta)
+    @property
+    def mu(self) -> float:
+        """µ: the whole budget as one Gaussian release of sensitivity 1 with noise 1/µ."""
+        return math.inf if math.isinf(self.epsilon) else 1 / _noise_multiplier(self.epsilon, self.delta)
 
-    def _releases(self) -> Any:
-        dp, _ = _accountants()
-        return lambda sigma: dp.SelfComposedDpEvent(dp.GaussianDpEvent(sigma), self.rounds)
+    def spent(self, share: float) -> float:
+        """The ε that a share of the budget has cost."""
+        if share <= 0 or math.isinf(self.epsilon):
+            return 0.0 if share <= 0 else math.inf
+        return min(self.epsilon, _epsilon(self.mu * math.sqrt(min(share, 1.0)), self.delta))
 
-    def spent(self, releases: int) -> float:
-        """The ε that so many rounds have cost."""
-        if not releases:
-            return 0.0
-        if not self.noise:
-            return math.inf
-        dp, rdp = _accountants()
-        accountant = rdp.RdpAccountant()
-        accountant.compose(dp.GaussianDpEvent(self.noise), releases)
-        return float(accountant.get_epsilon(self.delta))
+    def cost(self, query: PrivateQuery) -> float:
+        """The share of the whole budget that a reply to this query takes."""
+        return query.budget * (self.measure if query.measures else 1 - self.measure)
 
-    def report(self, where: str, releases: int) -> dict[str, Any]:
+    def report(self, share: float) -> dict[str, Any]:
         """What results say of it."""
         return {
-            "where": where, "unit": self.unit, "epsilon": self.spent(releases), "delta": self.delta, "clip": self.clip,
-            "noise": self.noise, "releases": releases,
+            "where": self.where, "unit": self.unit, "epsilon": self.spent(share), "delta": self.delta,
+            "of_epsilon": self.epsilon, "nodes": self.nodes,
         }  # fmt: skip
 
     def check(self, method: Method) -> None:
-        """Whether this method's updates can be made private so."""
-        if not method.additive:
-            raise FedCalError("privacy is for additive methods (fed-ts, fed-bias, …): `fedcal methods` tells which")
-        if self.unit == "sample" and not method.per_sample:
-            raise FedCalError("this method sends likelihoods of whole clients: choose unit='client', or fed-bias")
+        """Refuse a method that has no private program.
 
-    # --- at a client ---------------------------------------------------------------------------------------------------
+        Raises:
+            FedCalError: which says which methods have one.
+        """
+        if not method.private:
+            raise FedCalError(
+                f"{method.name} has no private form: choose fedcal-plus, fed-bias or another that only adds"
+            )
 
-    def clipping(self) -> Privacy:
-        """Return the same clipping without noise: what clients of a server with central privacy do."""
-        return Privacy(math.inf, clip=self.clip, unit=self.unit)
+    # --- the mechanism ---------------------------------------------------------------------------------------------------
 
-    def at_client(self, method: Method, query: Query, samples: Prepared, memory: Params, update: Update) -> Params:
-        """Return the update's content, clipped, and noised where this is the client's own policy."""
-        self.check(method)
-        if self.unit == "client":
-            return self.noised(clipped(update.content, self.clip))
-        whole = Total()
-        for z, y in zip(samples.logits.double().split(1), samples.labels.split(1), strict=True):
-            alone = Prepared(partial(tuple, (z, y)))
-            whole.add(clipped(method.reply(query, alone, memory).content, self.clip))
-        return self.noised(whole.sums())
+    def grid(self, query: PrivateQuery) -> float:
+        """The spacing of the grid on which all replies to a query lie: a power of two, so that multiples are exact."""
+        return 2.0 ** (math.floor(math.log2(query.bound)) - STEPS)
 
-    # --- the noise -----------------------------------------------------------------------------------------------------
+    def variance(self, query: PrivateQuery) -> int:
+        """The noise that a total needs, in steps of the grid.
 
-    def noised(self, sums: Params) -> Params:
-        """Gaussian noise on every coordinate."""
-        if not self.noise:
-            return sums
-        entropy = torch.Generator()
-        entropy.seed()
-        scale = self.noise * self.clip
-        return {name: value + scale * _normal(value, entropy) for name, value in sums.items()}
+        Rounding moves each of a reply's numbers by half a step at most, so that two neighbouring sums differ by one step
+        more in each.
+        """
+        grid, share = self.grid(query), self.cost(query)
+        if math.isinf(self.epsilon):
+            return 0
+        if not 0 < share <= 1:
+            raise FedCalError(f"the server asks for {share:g} of the privacy budget: do not reply to this server")
+        sensitivity = query.bound * (1 + FLOATING) + grid * math.sqrt(query.size)
+        return math.ceil((sensitivity / grid / self.mu) ** 2 / share)
+
+    def noise_of_one(self, query: PrivateQuery) -> int:
+        """The variance of what one client adds.
+
+        A sum of m discrete Gaussians of variance v is closer to one of variance m v than 10 Σ exp(−2π² v k / (k + 1)), k from
+        1 to m − 1, in max-divergence (Kairouz, Liu, Steinke 2021, on sums of discrete Gaussians). With v ≥ LEAST that is
+        below m · 10⁻⁶⁷: its part in ε vanishes in float64.
+        """
+        if self.where == "central":
+            return 0
+        if self.where == "local":
+            return self.variance(query)
+        if self.nodes is None:
+            raise FedCalError("distributed noise needs nodes=…: how many honest nodes take part at least")
+        return max(-(-self.variance(query) // self.nodes), LEAST if self.mu < math.inf else 0)
+
+    def at_client(self, query: PrivateQuery, sums: Params, clients: int = 1) -> Params:
+        """Round a client's sums to the grid, and add the client's noise.
+
+        Args:
+            query: what was asked.
+            sums: the query's reply.
+            clients: that reply as one, where many small ones are simulated together.
+        """
+        steps = np.rint(sums[VALUES].numpy() / self.grid(query)).astype(np.int64)
+        return self._on_grid(query, steps + discrete_gaussian(clients * self.noise_of_one(query), query.size))
+
+    def at_server(self, query: PrivateQuery, total: Params, clients: int) -> Params:
+        """Add the server's noise to a total, and say how large the noise on each of its numbers is.
+
+        Args:
+            query: what was asked.
+            total: the sum of the clients' replies.
+            clients: how many replied.
+        """
+        steps = np.rint(total[VALUES].numpy() / self.grid(query)).astype(np.int64)
+        variance = clients * self.noise_of_one(query)
+        if self.where == "central":
+            variance = self.variance(query)
+            steps = steps + discrete_gaussian(variance, query.size)
+        deviation = torch.tensor(math.sqrt(variance) * self.grid(query), dtype=torch.float64)
+        return self._on_grid(query, steps) | {"noise": deviation}
+
+    def _on_grid(self, query: PrivateQuery, steps: Any) -> dict[str, Tensor]:
+        return {VALUES: torch.from_numpy(steps * self.grid(query))}
 
 
-def clipped(content: Params, clip: float) -> Params:
-    """All tensors together scaled down to that norm, if they are longer."""
-    norm = math.sqrt(sum(float(value.double().square().sum()) for value in content.values()))
-    return content if norm <= clip else {name: value * (clip / norm) for name, value in content.items()}
+@cache
+def _noise_multiplier(epsilon: float, delta: float) -> float:
+    """The least noise of one Gaussian release of sensitivity 1 that is (ε, δ)-private."""
+    dp, rdp = _accountants()
+    return float(dp.calibrate_dp_mechanism(rdp.RdpAccountant, dp.GaussianDpEvent, epsilon, delta))
 
 
-def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, dtype=torch.float64, generator=rng).to(like.dtype)
+@cache
+def _epsilon(mu: float, delta: float) -> float:
+    dp, rdp = _accountants()
+    return float(rdp.RdpAccountant().compose(dp.GaussianDpEvent(1 / mu)).get_epsilon(delta))
 
 
 def _accountants() -> tuple[Any, Any]:
@@ -128,5 +196,5 @@ def _accountants() -> tuple[Any, Any]:
         import dp_accounting
         from dp_accounting import rdp
     except ImportError:
-        raise FedCalError("privacy needs dp-accounting: pip install 'fedcal[flower]'") from None
+        raise FedCalError("privacy needs dp-accounting: pip install 'fedcal[privacy]'") from None
     return dp_accounting, rdp

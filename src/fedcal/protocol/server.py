@@ -11,20 +11,22 @@ on every reply first; one that must survive lost clients calls `drop`.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from fedcal.base.checks import check_whole
 from fedcal.base.logits import Params
 from fedcal.base.store import unnest
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
+from fedcal.exact.private_queries import PrivateQuery
 from fedcal.methods import Method, Update, get_method
 from fedcal.methods.fit import AveragingFit, Fit, n_bytes
+from fedcal.methods.method import Additive
 from fedcal.methods.robust import Robust
 from fedcal.protocol.checks import Known, check_reply, example_reply, outliers
 from fedcal.protocol.ledger import Ledger, query_bytes
@@ -46,7 +48,7 @@ class Server:
         seed: of whatever is drawn at random.
         rounds: rounds in all; the method's own number if not given.
         classes: the label of each column; empty if labels are the columns' numbers.
-        privacy: central differential privacy of the sums.
+        privacy: differential privacy of an additive method: its private program is run.
         robust: "median" or "trimmed" in place of the mean, for methods that average scalers.
         history: whether to keep what `state_dict` needs.
     """
@@ -93,13 +95,16 @@ class Server:
 
     @one_thread()
     def _begin(self) -> None:
-        self.fit: Fit = self.plan.method.begin(self.plan.n_classes, self.rounds, self.plan.seed)
+        method, k = self.plan.method, self.plan.n_classes
+        self.fit: Fit = method.begin(k, self.rounds, self.plan.seed)
+        if self.privacy and isinstance(method, Additive):
+            self.fit = method.begin_private(k, self.rounds, self.privacy.clip)
         self.fit.robust, self.fit.keeps_history = self.robust, self.history
         self.known: dict[str, Known] = {}  # what clients have declared since the fit began
         self._checked: dict[
             str, Known
         ] = {}  # what clients have declared in replies that were checked, not yet received
-        self.private: dict[str, dict[str, Any]] = {}  # what clients with local privacy say of it
+        self.private: dict[str, dict[str, Any]] = {}  # what clients with a privacy budget of their own say of it
         self._request: Request | None = None
         self._example: Params | None = None
 
@@ -112,8 +117,7 @@ class Server:
         if query is None:
             return None
         if self._request is None:
-            clipping = self.privacy.clipping() if self.privacy else None
-            self._request = Request(self.plan.federation, self.ledger.rounds + 1, query, clipping)
+            self._request = Request(self.plan.federation, self.ledger.rounds + 1, query, self.privacy)
         return self._request
 
     @property
@@ -136,9 +140,8 @@ class Server:
         """
         if (request := self.request) is None:
             raise FedCalError(f"{name} replies, but nothing was asked: the scaler is ready")
-        noisy = self.privacy is not None or bool(reply.privacy)
         known = self.known.get(name)
-        check_reply(name, reply, request, self.plan, known, self.example, noisy)
+        check_reply(name, reply, request, self.plan, known, self.example, self.privacy is not None)
         self._checked[name] = (known or Known()).after(reply)
 
     @one_thread()
@@ -166,14 +169,14 @@ class Server:
         seen = self._round
         if not seen.names and self.plan.method.additive:
             raise FedCalError("no samples: every client is empty; at least one needs some")
-        if self.privacy:
-            gathered = self.privacy.noised(gathered)
+        if self.privacy and isinstance(request.query, PrivateQuery):
+            gathered = self.privacy.at_server(request.query, gathered, seen.clients)
+            self.ledger.spent += self.privacy.cost(request.query)
         self.ledger.close_round(list(seen.names), seen.clients, seen.largest, query_bytes(request.query))
         self.ledger.notes.update(seen.notes)
         self._request = self._example = None
         self._checked = {}
         self.fit.advance(gathered)
-        self._keep_to_budget()
 
     def _compare(self, replies: dict[str, Reply]) -> None:
         """Check every reply, and then each one against the others."""
@@ -196,15 +199,6 @@ class Server:
             if reply.content:
                 self._round.add(name, reply)
                 yield name, Update(reply.content, reply.n)
-
-    def _keep_to_budget(self) -> None:
-        """End the fit where the privacy budget is used up."""
-        over = self.privacy is not None and self.ledger.releases >= self.privacy.rounds
-        # Of those that took part, the usual one: a few clients' words must not end everybody's fit.
-        left = [self.private[name]["left"] if name in self.private else math.inf for name in self.ledger.took_part]
-        over |= bool(left) and statistics.median(left) <= 0
-        if over and self.fit.query is not None:
-            self.fit.stop()
 
     # --- clients that fall away, and the server itself ---------------------------------------------------------------------
 
@@ -284,15 +278,15 @@ class Server:
             self.ledger = Ledger.from_dict(about["ledger"])
             self.known = {name: Known(*declared) for name, declared in about["known"].items()}
             self.private = dict(about["private"])
-            self._keep_to_budget()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedCalError(f"the state is damaged ({error}): start again") from None
 
     def _load_fit(self, tensors: Params, about: dict[str, Any]) -> None:
         """Bring the fit to where it was, if what is stored is what its queries ask for."""
         if not isinstance(self.fit, AveragingFit):
+            added = {"noise": torch.zeros((), dtype=torch.float64)} if self.privacy else {}
             for number in range(1, about["received"] + 1):
-                check_alike(unnest(f"{number:04d}", tensors), self.example)
+                check_alike(unnest(f"{number:04d}", tensors), self.example | added)
                 self.fit.load(tensors, {"received": number})
                 self._example = None
             return

@@ -41,6 +41,7 @@ from fedcal.methods.method import Averaged
 SCALER = 2  # schema of scaler files
 MOST_CLASSES = 10**6
 CLIENT = Text(any=True)
+SHARE = Number(0, 1.001)  # of a privacy budget; shares are added up with rounding
 CLASSES = Number(2, MOST_CLASSES, whole=True)
 METHOD: dict[str, Shape] = {"method": NAME, "options": MapOf(Anything())}  # `method_from_json` checks them
 
@@ -56,10 +57,8 @@ SCALER_HEADER = Record(
     optional={"federation": NAME},
 )
 LEDGER = Record(
-    dict.fromkeys(
-        ("rounds", "updates", "bytes_up", "bytes_down", "total_up", "total_down", "restarts", "releases"), COUNT
-    )
-    | {"dropped": ListOf(CLIENT), "took_part": ListOf(CLIENT), "notes": MapOf(NUMBER)},
+    dict.fromkeys(("rounds", "updates", "bytes_up", "bytes_down", "total_up", "total_down", "restarts"), COUNT)
+    | {"spent": SHARE, "dropped": ListOf(CLIENT), "took_part": ListOf(CLIENT), "notes": MapOf(NUMBER)},
     open=True,
 )
 FIT = Record({"received": COUNT}, optional={"latest": ListOf(Anything()), "order": ListOf(Text())})
@@ -72,12 +71,12 @@ SERVER_STATE = Record(
         "fit": FIT,
         "ledger": LEDGER,
         "known": MapOf(Tuple((Maybe(COUNT), Maybe(Number(0)), Truth())), any=True),
-        "private": MapOf(Record({"left": Number(-(10**9), 10**9, whole=True)}, open=True), any=True),
+        "private": MapOf(Record({}, open=True), any=True),
     },
     open=True,
 )
 CLIENT_STATE = Record(
-    {"federation": Text(1000), "round": COUNT, "releases": COUNT, "order": ListOf(ListOf(Text()), length=2)},
+    {"federation": Text(1000), "round": COUNT, "spent": SHARE, "order": ListOf(ListOf(Text()), length=2)},
     open=True,
 )
 

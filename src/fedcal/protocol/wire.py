@@ -20,6 +20,7 @@ from fedcal.base.logits import Params
 from fedcal.base.query import Query
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import FoldMap
+from fedcal.exact.private_queries import PRIVATE_QUERIES
 from fedcal.exact.queries import Points
 from fedcal.methods import METHODS, method_from_json, method_to_json
 from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
@@ -27,7 +28,7 @@ from fedcal.protocol.privacy import Privacy
 
 SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
-    kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, FoldMap, Points)
+    kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, *PRIVATE_QUERIES, FoldMap, Points)
 }
 MOST = 10**9  # rounds
 MOST_CLASSES = 10**6
@@ -107,10 +108,9 @@ def pack_request(plan: Plan, request: Request, clients: Sequence[str] = ()) -> b
     """
     tensors: Params = {}
     query = _flatten(request.query, "", tensors)
-    clipping = asdict(request.clipping) if request.clipping else None
     header = {**plan_to_json(plan), "kind": "request", "round": request.round, "query": query}
     header |= {"clients": list(clients)} if clients else {}
-    return pack(tensors, header | ({"clip": clipping["clip"], "unit": clipping["unit"]} if clipping else {}))
+    return pack(tensors, header | privacy_to_json(request.privacy))
 
 
 def unpack_request(data: Any) -> tuple[Plan, Request]:
@@ -133,8 +133,7 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
     query = _rebuild(header.get("query"), tensors, 0)
     if not isinstance(query, Query):
         raise FedCalError("the request asks nothing that this fedcal knows: use one version everywhere")
-    clipping = Privacy(float("inf"), clip=header["clip"], unit=header.get("unit", "")) if "clip" in header else None
-    return plan, Request(plan.federation, header["round"], query, clipping)
+    return plan, Request(plan.federation, header["round"], query, privacy_from_json(header))
 
 
 def asked_clients(data: Any) -> list[str]:
@@ -201,12 +200,10 @@ def _numbers(client: str, notes: Any) -> dict[str, float]:
 
 
 def _privacy(client: str, header: Header) -> dict[str, Any]:
-    """What a client says of its local privacy: (ε, δ) so far, and how many replies it has left."""
+    """What a client says of its own privacy: it is reported, and nothing is computed from it."""
     told = header.get("privacy", {})
-    if not isinstance(told, dict) or (told and (type(told.get("left")) is not int or abs(told["left"]) > 10**9)):
-        raise FedCalError(f"{client} does not say how many private replies it has left")
-    if not all(type(value) in (str, int, float) for value in told.values()):
-        raise FedCalError(f"{client} says of its privacy what is neither a number nor a word")
+    if not isinstance(told, dict) or not all(type(value) in (str, int, float, type(None)) for value in told.values()):
+        raise FedCalError(f"{client} does not say what its privacy has cost")
     _check_few(client, told, *(value for value in told.values() if isinstance(value, str)))
     return told
 
@@ -215,6 +212,25 @@ def _check_few(client: str, table: dict[str, Any], *words: str) -> None:
     """Refuse a table that is no remark but a load: it is kept, and shown in reports."""
     if len(table) > FEW or any(len(word) > WORD or not word.isprintable() for word in (*table, *words)):
         raise FedCalError(f"{client}'s remarks are too many, or too long")
+
+
+def privacy_to_json(privacy: Privacy | None) -> Header:
+    """Return the privacy that clients are asked to keep to, as JSON values."""
+    return {"privacy": asdict(privacy)} if privacy else {}
+
+
+def privacy_from_json(header: Header) -> Privacy | None:
+    """Read the privacy that clients are asked to keep to.
+
+    Raises:
+        FedCalError: where it cannot be read.
+    """
+    if (asked := header.get("privacy")) is None:
+        return None
+    names = {entry.name for entry in fields(Privacy)}
+    if not isinstance(asked, dict) or set(asked) != names:
+        raise FedCalError("the request's privacy cannot be read: use one version of fedcal everywhere")
+    return Privacy(**asked)
 
 
 # --- queries -------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ streamed, and nothing is checked, since nobody here is a stranger.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fedcal.exact.prepared import Prepared
 from fedcal.methods import DEFAULT, Method, get_method
 from fedcal.protocol.client import Client
 from fedcal.protocol.messages import Reply, Request
+from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 from fedcal.protocol.server import Server
 
@@ -37,6 +39,7 @@ def calibrate(
     stream: bool = False,
     probs: bool | None = None,
     classes: Any = None,
+    privacy: Privacy | None = None,
     **options: Any,
 ) -> Scaler:
     """Calibrate a frozen model from each client's (logits, labels), as rounds between clients and a server would.
@@ -57,6 +60,8 @@ def calibrate(
         probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
         classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
             strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
+        privacy: `Privacy(epsilon=4, delta=1e-5)`: fit under differential privacy, to see what it costs. The clients are
+            here all the same: only the scaler may be shown to others, and with `where="central"` not the rounds' sums.
         options: the method's options (see `fedcal methods NAME`), e.g. `accuracy="keep"` for fedcal-plus, which leaves every
             decision of the model as it is (add `prior_shift=True` for clients' personal scalers that may move theirs), or
             `net="raw"` for fedcal.
@@ -81,7 +86,10 @@ def calibrate(
         warn_of_probs()
         kind = False  # said once
     rounds = None if rounds is None else check_whole(rounds, "rounds", low=0)
-    server = Server(chosen, n_classes, seed, rounds=rounds, classes=name_columns(found), history=False)
+    if privacy and privacy.where == "distributed" and privacy.nodes is None:
+        privacy = replace(privacy, nodes=len(clients))
+    names = name_columns(found)
+    server = Server(chosen, n_classes, seed, rounds=rounds, classes=names, privacy=privacy, history=False)
     scaler = Exchange(server).run(samples)
     if server.ledger.rounds and not server.ledger.updates:
         raise FedCalError("no samples: every client is empty; at least one needs some")

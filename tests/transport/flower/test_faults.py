@@ -405,13 +405,13 @@ def test_killed_where_the_fit_begins_again(tmp_path):
 
 
 def test_a_privacy_budget_outlives_the_server(tmp_path):
-    """Killed after its last round: the server asks nothing more."""
-    config = config_of("heart", "fed-ts")
-    privacy = Privacy(8.0, clip=5.0, rounds=3)
+    """Killed in the middle of the fit: it goes on, and no round is released twice."""
+    config, privacy = config_of("heart", "fed-ts"), Privacy(200.0)
     with pytest.raises(SystemExit):
         flower(config, grid_of(config, killing(4 * (ROUNDS + 3))), folder=tmp_path, privacy=privacy)
     strategy, _ = flower(config, grid_of(config), folder=tmp_path, privacy=privacy)
-    assert strategy.report()["privacy"]["releases"] == 3 == strategy.report()["calibration_rounds"]
+    assert strategy.server.ledger.spent == pytest.approx(1.0)
+    assert strategy.report()["calibration_rounds"] == 8
 
 
 INNER = {

@@ -10,7 +10,7 @@ SuperNode.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +26,18 @@ from fedcal.base.store import nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.protocol import Client, Plan, Policy, Privacy, Request
-from fedcal.protocol.checks import check_n_classes
+from fedcal.exact.private_queries import VALUES, Measure
+from fedcal.protocol import Client, Plan, Policy, Privacy, Reply, Request
+from fedcal.protocol.checks import check_n_classes, example_reply
 from fedcal.protocol.valid import check_client_state
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
 from fedcal.transport.flower.records import (
     DATA,
+    MEASURED,
     MODEL,
     REPLY,
     REQUEST,
+    STAGES,
     VIEWS,
     Records,
     data_of,
@@ -43,9 +46,11 @@ from fedcal.transport.flower.records import (
     take_out,
     unpack_scaler,
 )
+from fedcal.transport.flower.secure_node import Sums, check_large_enough, reply_to_stages
 
 if TYPE_CHECKING:
     from fedcal.data.samples import Samples
+    from fedcal.measure.views import Measured
 
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
 ClientAppCallable = Callable[[Message, Context], Message]  # as in Flower's typing module, which moved
@@ -60,19 +65,31 @@ def calibration_mod(
     probs: bool | None = None,
     classes: Any = None,
     policy: Policy | None = None,
+    secure: bool = False,
+    share_scores: bool = False,
+    groups: Callable[[Context], Mapping[str, Any]] | None = None,
 ) -> Mod:
     """Make the mod for a ClientApp. It must be the first of `mods`, so that no other one sees FedCal's records.
 
     Args:
         logits: the app's function of (arrays, context, split).
-        privacy: clips and noises what leaves this node, whatever the server asks (local differential privacy).
+        privacy: what leaves this node keeps to it, whatever the server asks; it counts its budget itself.
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
         policy: what this node tells at most, `Policy()` if not given. The node's config may name a file instead
             (`fedcal-policy`), and change two of its entries: `fedcal-allow-pooling`, `fedcal-min-count`.
+        secure: refuse every request that does not come by secure aggregation, whatever the server says; so does
+            `fedcal-secure=true` in the node's config.
+        share_scores: whether this node takes part in evaluations (`CalibratedStrategy(thresholds=…)`), whose sums show the
+            server the scores and labels of its test samples, also where it is `secure`; never under `privacy`. The node's
+            config has the last word (`fedcal-share-scores`), and the only one where it says `fedcal-secure`.
+        groups: gives, for those evaluations, the groups of the test samples by variable: {"sex": […], "age": […]}.
 
     Returns:
         The mod.
+
+    Raises:
+        FedCalError: from the mod, where the node refuses a request.
     """
     kind = check_kind(probs)
     samples = as_samples(logits, kind, classes)
@@ -83,8 +100,15 @@ def calibration_mod(
         if REQUEST not in records:
             return call_next(message, context)
         node = Node(context, records, samples, policy_of(context, own), bool(kind))
+        only_secure = secure or context.node_config.get("fedcal-secure", False)
+        if only_secure and node.phase not in ("meet", "evaluate") and STAGES not in node.about:
+            raise FedCalError("this node replies under secure aggregation only: give the strategy secure=True")
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)
+        if node.phase == "evaluate":
+            if not shares_scores(context, node.policy, share_scores):
+                raise FedCalError("this node does not share its scores: calibration_mod(…, share_scores=True) would")
+            node.groups = groups(context) if groups else {}
         return Message(RecordDict({REPLY: node.reply()}), reply_to=message)
 
     return mod
@@ -98,6 +122,13 @@ def policy_of(context: Context, policy: Policy) -> Policy:
         policy = loaded if loaded.privacy else replace(loaded, privacy=policy.privacy)
     names = {"fedcal-allow-pooling": "allow_pooling", "fedcal-min-count": "min_count"}
     return replace(policy, **{entry: config[name] for name, entry in names.items() if name in config})
+
+
+def shares_scores(context: Context, policy: Policy, share_scores: bool) -> bool:
+    """Return whether a node takes part in evaluations: its config says so, or else the app, which may be another's."""
+    config = context.node_config
+    said = config.get("fedcal-share-scores", share_scores and not config.get("fedcal-secure", False))
+    return said is True and policy.privacy is None
 
 
 def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
@@ -173,6 +204,7 @@ class Node:
         self.about: dict[str, Any] = dict(records[REQUEST])
         self.phase, self.data = self.about["phase"], data_of(records[REQUEST])
         self.kept, self.kept_of = self._recall()
+        self.groups: Mapping[str, Any] = {}  # of the test samples, for an evaluation
 
     def train(self, message: Message, call_next: ClientAppCallable) -> Message:
         """Train as the app does; reply to the request of an interleaved method too (Algorithm 1, lines 12–21)."""
@@ -193,27 +225,62 @@ class Node:
 
     def reply(self) -> ConfigRecord:
         """Reply about the frozen model: to a request, or after the last one with what measures the outcome."""
-        if self.model is None and self.kept_of.get("model") != self.about["model"]:
+        if self.data and self.model is None and self.kept_of.get("model") != self.about["model"]:
             return record_of(b"", client=self.name, missing=True)
+        if self.phase == "evaluate":
+            return self._evaluate()
+        if STAGES in self.about:
+            sums = self._measured_sums if self.phase == "measure" else self._reply_sums
+            stages, masked, openly = reply_to_stages(self.context, str(self.about[STAGES]), sums)
+            return record_of(masked, client=self.name, stages=stages, openly=openly)
         if self.phase == "measure":
-            return self._measure()
+            from fedcal.transport.flower.measured import pack_measured
+
+            measured = self._measure()
+            private = isinstance(measured, Reply)
+            data = pack_reply(measured, self.name) if private else pack_measured(self.name, measured)
+            return record_of(data, client=self.name)
         plan, request = unpack_request(self.data)
         return self._reply(plan, request, self._frozen(plan))
 
+    # --- what secure aggregation adds up ---------------------------------------------------------------------------------
+
+    def _reply_sums(self) -> Sums:
+        """The reply to the request; what is no sum of samples is said openly."""
+        plan, request = unpack_request(self.data)
+        samples = self._frozen(plan)
+        if not (self.policy.privacy or request.privacy):  # under privacy all numbers are of one size
+            check_large_enough(samples[0])
+        client = self._client(plan, Prepared(lambda: samples))
+        reply = client.reply(request)
+        self._keep(client)
+        openly = pack_reply(replace(reply, content={}, n=0, notes={}), self.name)
+        return Sums(example_reply(plan.method, plan.n_classes, request.query), reply.content, reply.n, openly)
+
+    def _measured_sums(self) -> Sums:
+        from fedcal.transport.flower.measured import measured_tensors
+
+        measured = self._measure()
+        if isinstance(measured, Reply):
+            openly = pack_reply(replace(measured, content={}, n=0, notes={}), self.name)
+            return Sums({VALUES: torch.zeros_like(measured.content[VALUES])}, measured.content, 1, openly)
+        sums = measured_tensors(self.name, measured)
+        return Sums(sums, sums, measured.pooled(VIEWS[0]).n)
+
     def _reply(self, plan: Plan, request: Request, samples: Samples) -> ConfigRecord:
-        client = self._client(plan, samples)
+        client = self._client(plan, Prepared(lambda: samples))
         data = pack_reply(client.reply(request), self.name)
         self._keep(client)
         return record_of(data, client=self.name)
 
     @one_thread()
-    def _measure(self) -> ConfigRecord:
-        """Make the personal scaler, which stays here, and sums that measure the views."""
+    def _measure(self) -> Measured | Reply:
+        """Make the personal scaler, which stays here, and sums that measure the views; noised ones under privacy."""
         from fedcal.measure.views import Measured
-        from fedcal.transport.flower.measured import pack_measured
 
-        plan, scaler = unpack_scaler(self.data)
-        client = self._client(plan, self._frozen(plan))
+        plan, scaler, asked = unpack_scaler(self.data)
+        frozen = self._frozen(plan)
+        client = self._client(plan, Prepared(lambda: frozen))
         client.measure(plan.federation, scaler, int(self.about["bins"]))
         personal = client.personalize(scaler)
         self._keep(client, personal)
@@ -224,8 +291,32 @@ class Node:
             plan.method.apply(scaler.params, logits),
             plan.method.apply_personal(scaler.params, personal, logits),
         )
-        measured = Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
-        return record_of(pack_measured(self.name, measured), client=self.name)
+        if privacy := self.policy.privacy or asked:
+            views = Prepared(lambda: (torch.cat(applied, 1), labels))
+            return self._measure_privately(plan, views, privacy, personal)
+        return Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
+
+    def _measure_privately(self, plan: Plan, views: Prepared, privacy: Privacy, personal: Params) -> Reply:
+        """Measure within the privacy budget, once: the request is the same whatever the scaler is."""
+        query = Measure(plan.n_classes, 1.0, len(VIEWS), int(self.about["bins"]))
+        client = self._client(plan, views)
+        reply = client.reply(Request(plan.federation, MEASURED, query, privacy))
+        self._keep(client, personal)
+        return reply
+
+    @one_thread()
+    def _evaluate(self) -> ConfigRecord:
+        """Sums of the test samples' scores under the global scaler: the one whose metrics this node tells."""
+        from fedcal.transport.flower.evaluation import node_sums
+
+        plan, scaler, _ = unpack_scaler(self.data)
+        frozen = self._frozen(plan)
+        client = self._client(plan, Prepared(lambda: frozen))
+        client.measure(plan.federation, scaler, int(self.about["bins"]))
+        self._keep(client, unnest("personal", self.kept))
+        samples = plan.method.apply(scaler.params, self.kept["test_logits"]), self.kept["test_labels"]
+        sums = node_sums(self.name, plan, self.data, samples, self.groups, self.policy.min_count)
+        return record_of(sums, client=self.name)
 
     # --- samples -------------------------------------------------------------------------------------------------------
 
@@ -250,8 +341,8 @@ class Node:
 
     # --- what the node keeps -------------------------------------------------------------------------------------------
 
-    def _client(self, plan: Plan, samples: Samples) -> Client:
-        client = Client.of(plan.method, Prepared(lambda: samples), policy=self.policy)
+    def _client(self, plan: Plan, samples: Prepared) -> Client:
+        client = Client.of(plan.method, samples, policy=self.policy)
         client.probs = self.probs
         if "client" in self.kept_of:
             stored = {"tensors": unnest("client", self.kept), "about": self.kept_of["client"]}

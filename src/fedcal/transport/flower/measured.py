@@ -16,10 +16,15 @@ from fedcal.transport.flower.records import VIEWS
 
 def pack_measured(client: str, measured: Measured) -> bytes:
     """Return what a node measured as bytes."""
+    return pack(measured_tensors(client, measured), {})
+
+
+def measured_tensors(client: str, measured: Measured) -> Params:
+    """Return the sums that a node measured."""
     tensors: Params = {}
     for view, tallies in measured.tallies.items():
         tensors |= nest(view, tallies[client].to_tensors())
-    return pack(tensors | (nest("paired", measured.paired.to_tensors()) if measured.paired else {}), {})
+    return tensors | (nest("paired", measured.paired.to_tensors()) if measured.paired else {})
 
 
 def unpack_measured(client: str, data: bytes, n_classes: int, n_bins: int) -> Measured:
@@ -28,7 +33,15 @@ def unpack_measured(client: str, data: bytes, n_classes: int, n_bins: int) -> Me
     Raises:
         FedCalError: where sums are missing, damaged, or contradict each other.
     """
-    tensors, _ = unpack(data)
+    return measured_of(client, unpack(data)[0], n_classes, n_bins)
+
+
+def measured_of(client: str, tensors: Params, n_classes: int, n_bins: int) -> Measured:
+    """Return what was measured, from its sums.
+
+    Raises:
+        FedCalError: where sums are missing, damaged, or contradict each other.
+    """
     tallies = {view: Tally.from_tensors(unnest(view, tensors)) for view in VIEWS}
     paired, last = None, tallies["own"]
     for view, tally in tallies.items():

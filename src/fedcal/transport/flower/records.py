@@ -4,6 +4,8 @@
                     fedcal.model     the frozen model, for a node that does not have its logits yet
     node → server   fedcal.reply     the node's name, and as bytes its reply or what it measured
 
+Under secure aggregation both also hold stages of the protocol (`fedcal.secure`) as JSON, and the reply's bytes are masked.
+
 An inner strategy, or a user's client, never sees these records: they are taken out before it is called. Flower sends every
 array of a record by requests of its own, which take longer than all that FedCal computes; so tensors travel as bytes.
 """
@@ -19,20 +21,23 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedcal.base.logits import Params
 from fedcal.errors import FedCalError
-from fedcal.protocol import Plan, Scaler
-from fedcal.protocol.wire import pack, plan_from_json, plan_to_json, unpack
+from fedcal.protocol import Plan, Privacy, Scaler
+from fedcal.protocol.wire import pack, plan_from_json, plan_to_json, privacy_from_json, privacy_to_json, unpack
 
 PREFIX = "fedcal."
 REQUEST, MODEL, REPLY = "fedcal.request", "fedcal.model", "fedcal.reply"
 DATA = "data"  # the bytes of a record
+STAGES = "stages"  # of secure aggregation, as JSON
+MEASURED = 10**9  # the round of a private measurement: after all others
 VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, its personal scaler
 
-# "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure".
-Phase = Literal["meet", "train", "reply", "measure"]
+# "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure",
+# "evaluate".
+Phase = Literal["meet", "train", "reply", "measure", "evaluate"]
 Records = dict[str, Any]  # FedCal's records of one message, by name
 
 
-def record_of(data: bytes, **values: str | int | bool) -> ConfigRecord:
+def record_of(data: bytes, **values: str | int | bool | bytes) -> ConfigRecord:
     """Return a record of bytes and a few values."""
     return ConfigRecord({**values, DATA: data})
 
@@ -61,7 +66,7 @@ def size(records: Iterable[Any]) -> int:
         if isinstance(record, ArrayRecord):
             found += sum(len(array.data) for array in record.values())
         elif isinstance(data := record.get(DATA), bytes):
-            found += len(data)
+            found += len(data) + len(record.get(STAGES, ""))
     return found
 
 
@@ -100,17 +105,17 @@ def fingerprint(model: ArrayRecord) -> str:
 # --- the last round ------------------------------------------------------------------------------------------------------
 
 
-def pack_scaler(plan: Plan, scaler: Scaler) -> bytes:
-    """Return the final scaler, with the plan that it belongs to, as bytes."""
-    return pack(scaler.params, plan_to_json(plan))
+def pack_scaler(plan: Plan, scaler: Scaler, privacy: Privacy | None = None) -> bytes:
+    """Return the final scaler, with the plan that it belongs to and the privacy to measure with, as bytes."""
+    return pack(scaler.params, plan_to_json(plan) | privacy_to_json(privacy))
 
 
-def unpack_scaler(data: bytes) -> tuple[Plan, Scaler]:
-    """Read a plan and a scaler back.
+def unpack_scaler(data: bytes) -> tuple[Plan, Scaler, Privacy | None]:
+    """Read a plan, a scaler and the privacy to measure with back.
 
     Raises:
         FedCalError: where the bytes are not a scaler of this version.
     """
     params, header = unpack(data)
     plan = plan_from_json(header)
-    return plan, Scaler(plan.method, params, plan.n_classes, classes=plan.classes)
+    return plan, Scaler(plan.method, params, plan.n_classes, classes=plan.classes), privacy_from_json(header)

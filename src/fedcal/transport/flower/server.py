@@ -7,29 +7,35 @@ Within training rounds the records travel with the strategy's messages, and `Nod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from logging import INFO, WARNING
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedcal.base.words import plain
 from fedcal.errors import FedCalError
+from fedcal.exact.private_queries import VALUES, Measure
+from fedcal.exact.queries import sum_of
+from fedcal.measure.noised import noised_tally
 from fedcal.measure.views import POOLED, Measured, add_up
-from fedcal.protocol import Reply, Server
-from fedcal.protocol.checks import FAR, check_bytes, of_others, outliers
+from fedcal.protocol import Privacy, Reply, Request, Server
+from fedcal.protocol.checks import FAR, check_bytes, check_reply, of_others, outliers
 from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower.grid import ask
 from fedcal.transport.flower.measured import unpack_measured
 from fedcal.transport.flower.records import (
+    DATA,
+    MEASURED,
     MODEL,
     REPLY,
     REQUEST,
     VIEWS,
-    Phase,
     Records,
     data_of,
     fingerprint,
@@ -39,8 +45,12 @@ from fedcal.transport.flower.records import (
     take_out,
 )
 
+if TYPE_CHECKING:
+    from fedcal.assess.evaluation import Evaluation
+
 T = TypeVar("T")
 LONGEST = 200  # characters of a node's name
+ALL_NODES = "all nodes"  # whose metrics are told where no single node's are
 Cost = dict[str, int]  # bytes of a round over all nodes: up, down, and the model's own
 
 
@@ -49,6 +59,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}  # by node
+        self.earlier: dict[int, str] = {}  # names that nodes had before this server was started again: for faults
         self.rounds: list[dict[str, Any]] = []  # what a report says of each
         self.faults: list[dict[str, Any]] = []  # nodes that a round went on without, with the reason
         self._round = {"phase": "training", "round": 0}  # the one that is on
@@ -69,7 +80,7 @@ class Nodes:
 
     def blame(self, node: int, reason: str) -> None:
         """Log why the round goes on without a node."""
-        who = self.names.get(node, f"node {node}")
+        who = self.names.get(node) or self.earlier.get(node, f"node {node}")
         self.faults.append({**self._round, "node": str(node), "name": who, "reason": reason})
         log(WARNING, "FedCal: %s round %d goes on without %s: %s", *self._round.values(), who, reason)
 
@@ -88,7 +99,7 @@ class Nodes:
         Returns:
             The nodes that have one.
         """
-        return list(self._read(records, lambda name, record: None))
+        return list(self.read_each(records, lambda name, record: None))
 
     def read(self, server: Server, records: dict[int, Records]) -> dict[int, Reply]:
         """Read and check replies to the server's request; every reply that is refused is logged.
@@ -104,9 +115,10 @@ class Nodes:
             server.check(name, reply)
             return reply
 
-        found = self._read(records, reply_of)
+        found = self.read_each(records, reply_of)
         by_name = {self.names[node]: reply for node, reply in found.items()}
-        far = outliers(by_name, server.plan.method.additive, server.known)
+        # Under privacy no summand is larger than another one may be, and how many there are is not told.
+        far = {} if server.privacy else outliers(by_name, server.plan.method.additive, server.known)
         for node in [node for node in found if self.names[node] in far]:
             del found[node]
             self.blame(node, far[self.names[node]])
@@ -116,8 +128,8 @@ class Nodes:
         """Give the server replies that `read` has checked."""
         server.receive({self.names[node]: reply for node, reply in replies.items()}, check=False)
 
-    def _read(self, records: dict[int, Records], read: Callable[[str, Any], T]) -> dict[int, T]:
-        """What `read` makes of each node's reply; where it refuses one, that is logged."""
+    def read_each(self, records: dict[int, Records], read: Callable[[str, Any], T]) -> dict[int, T]:
+        """Return what `read` makes of each node's reply; where it refuses one, that is logged."""
         found: dict[int, T] = {}
         for node, sent in sorted(records.items()):
             try:
@@ -172,7 +184,8 @@ class Nodes:
         while (request := server.request) is not None:
             self.begin("calibration", request.round)
             faults = len(self.faults)
-            records, cost = self._ask(grid, nodes, "reply", pack_request(server.plan, request), model, timeout)
+            asked = record_of(pack_request(server.plan, request), phase="reply", model=fingerprint(model), bins=0)
+            records, cost = self.ask(grid, dict.fromkeys(nodes, asked), model, timeout)
             replies = self.read(server, records)
             if not any(reply.n for reply in replies.values()):
                 reasons = "; ".join(str(fault["reason"]) for fault in self.faults[faults:]) or "none has samples"
@@ -205,10 +218,13 @@ class Nodes:
             one ("own").
         """
         self.begin("evaluation", server.ledger.rounds)
-        data, k = pack_scaler(server.plan, server.scaler), server.plan.n_classes
-        records, cost = self._ask(grid, nodes, "measure", data, model, timeout, n_bins)
-        found = self._read(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
-        for node, reason in far_losses(found).items():
+        data, k = pack_scaler(server.plan, server.scaler, server.privacy), server.plan.n_classes
+        asked = record_of(data, phase="measure", model=fingerprint(model), bins=n_bins)
+        records, cost = self.ask(grid, dict.fromkeys(nodes, asked), model, timeout)
+        if server.privacy:
+            return self._measured_privately(server, server.privacy, records, cost, n_bins)
+        found = self.read_each(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
+        for node, reason in far_losses({node: highest_loss(one) for node, one in found.items()}).items():
             del found[node]
             self.blame(node, reason)
         self.end(list(found), cost)
@@ -219,18 +235,83 @@ class Nodes:
         total = add_up([found[node] for node in in_order])
         return total.select({view: view for view in VIEWS}, [self.names[node] for node in in_order])
 
-    def _ask(
-        self, grid: Grid, nodes: list[int], phase: Phase, data: bytes, model: ArrayRecord, timeout: float, bins: int = 0
+    def _measured_privately(
+        self, server: Server, privacy: Privacy, records: dict[int, Records], cost: Cost, n_bins: int
+    ) -> Measured:
+        """What nodes measured within the privacy budget, of all nodes together: no single node's is told."""
+        query = Measure(server.plan.n_classes, 1.0, len(VIEWS), n_bins)
+        request = Request(server.plan.federation, MEASURED, query, privacy)
+
+        def reply_of(name: str, record: Any) -> Reply:
+            _, reply = unpack_reply(data_of(record))
+            like = {VALUES: torch.zeros(query.size, dtype=torch.float64)}
+            check_reply(name, reply, request, server.plan, None, like, True)
+            return reply
+
+        found = self.read_each(records, reply_of)
+        self.end(list(found), cost)
+        if not found:
+            return Measured({})
+        total = sum_of(reply.content[VALUES] for reply in found.values())
+        return noised_measures(server, privacy, query, total, len(found))
+
+    def evaluate(
+        self,
+        grid: Grid,
+        server: Server,
+        nodes: list[int],
+        model: ArrayRecord,
+        timeout: float,
+        n_bins: int,
+        thresholds: Sequence[float],
+    ) -> Evaluation | None:
+        """Evaluate the final scaler at the nodes that share their scores.
+
+        Args:
+            grid: of the run.
+            server: has the scaler.
+            nodes: those to ask.
+            model: the frozen model.
+            timeout: seconds that they have.
+            n_bins: as in `measure`: a node tells of one scaler, in one number of bins.
+            thresholds: probabilities at which decisions are made.
+
+        Returns:
+            The evaluation; None where no node shares, or none has samples.
+        """
+        from fedcal.assess.message import evaluate_messages
+        from fedcal.transport.flower.evaluation import asked_of, pack_evaluation, read_node
+
+        self.begin("evaluation", server.ledger.rounds)
+        data, asked = pack_evaluation(server.plan, server.scaler, thresholds), asked_of(server.plan, thresholds)
+        request = record_of(data, phase="evaluate", model=fingerprint(model), bins=n_bins)
+        records, cost = self.ask(grid, dict.fromkeys(nodes, request), model, timeout)
+        found = self.read_each(records, lambda name, record: read_node(name, data_of(record), asked))
+        losses = {node: one.sums.total.samples[2] / max(one.sums.total.n, 1) for node, one in found.items()}
+        for node, reason in far_losses(losses).items():
+            del found[node]
+            self.blame(node, reason)
+        self.end(list(found), cost)
+        held = [one for one in found.values() if one.sums.total.n]
+        return evaluate_messages(held) if held else None
+
+    def ask(
+        self, grid: Grid, requests: Mapping[int, ConfigRecord], model: ArrayRecord, timeout: float
     ) -> tuple[dict[int, Records], Cost]:
-        """Every node's records in reply, and what that cost. A node gets the model once; again if it lost its logits."""
-        content = {REQUEST: record_of(data, phase=phase, model=fingerprint(model), bins=bins)}
-        whole = content | {MODEL: model}
+        """Send every node its request, and return the nodes' records in reply, and what that cost.
+
+        With a request that is about the frozen model, a node gets it once; again if it lost its logits.
+        """
+        contents = {node: {REQUEST: record} for node, record in requests.items()}
         cost = {"up": 0, "down": 0, "model_down": 0}
         until = time.monotonic() + timeout
 
+        def with_model(nodes: Iterable[int]) -> dict[int, Records]:
+            return {node: contents[node] | {MODEL: model} for node in nodes}
+
         def send(contents: dict[int, Records]) -> dict[int, Records]:
             messages = [Message(RecordDict(dict(one)), node, MessageType.TRAIN) for node, one in contents.items()]
-            cost["down"] += size([content[REQUEST]]) * len(contents)
+            cost["down"] += sum(size([one[REQUEST]]) for one in contents.values())
             cost["model_down"] += sum(size([one[MODEL]]) for one in contents.values() if MODEL in one)
             replies = ask(grid, messages, max(1.0, until - time.monotonic()))
             by_node = {reply.metadata.src_node_id: reply for reply in replies}
@@ -245,29 +326,42 @@ class Nodes:
                     cost["up"] += size(found[node].values())
             return found
 
+        about_model = {node for node, record in requests.items() if record[DATA]}
         # After a round of an earlier server, a node may have its logits as well: it says so if it has not.
         earlier = any(one["phase"] == "calibration" for one in self.rounds)
-        replies = send({node: content if earlier or node in self._with_model else whole for node in nodes})
+        without = set() if earlier else about_model - self._with_model
+        replies = send(contents | with_model(sorted(without)))
         if lost := [node for node, sent in replies.items() if _lost_logits(sent)]:
             replies = {node: sent for node, sent in replies.items() if node not in lost}
-            replies |= send(dict.fromkeys(lost, whole))
-        self._with_model.update(replies)
+            replies |= send(with_model(lost))
+        self._with_model.update(about_model & set(replies))
         return replies, cost
 
 
-def far_losses(measured: dict[int, Measured]) -> dict[int, str]:
+def highest_loss(measured: Measured) -> float:
+    """Return the highest mean loss that a node measures under any view."""
+    tallies = [tally for by_client in measured.tallies.values() for tally in by_client.values()]
+    return max((tally.nll / max(tally.n, 1) for tally in tallies), default=0.0)
+
+
+def far_losses(losses: Mapping[int, float]) -> dict[int, str]:
     """Find nodes that measure losses far beyond the others', with the reason."""
-    losses: dict[str, float] = {}
-    for node, found in measured.items():
-        for tally in (tallies for by_client in found.tallies.values() for tallies in by_client.values()):
-            losses[str(node)] = max(losses.get(str(node), 0.0), tally.nll / max(tally.n, 1))
+    others = of_others({str(node): loss for node, loss in losses.items()}, max)
     return {
-        int(node): f"it measures a loss of {losses[node]:.3g} per sample, the others at most {others:.3g}"
-        for node, others in of_others(losses, max).items()
-        if losses[node] > FAR * max(1.0, others)
+        node: f"it measures a loss of {loss:.3g} per sample, the others at most {others[str(node)]:.3g}"
+        for node, loss in losses.items()
+        if str(node) in others and loss > FAR * max(1.0, others[str(node)])
     }
 
 
 def _lost_logits(records: Records) -> bool:
     reply = records.get(REPLY)
     return reply is not None and bool(reply.get("missing", False))
+
+
+def noised_measures(server: Server, privacy: Privacy, query: Measure, total: Tensor, nodes: int) -> Measured:
+    """Return what nodes measured within the privacy budget, from the total of their replies."""
+    noised = privacy.at_server(query, {VALUES: total}, nodes)
+    server.ledger.spent += privacy.cost(query)
+    tallies = [noised_tally(losses, table, query.k) for losses, table in query.read(noised[VALUES])]
+    return Measured({view: {ALL_NODES: tally} for view, tally in zip(VIEWS, tallies, strict=True)})

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
@@ -35,7 +35,11 @@ from fedcal.transport.flower.checkpoint import Checkpoint
 from fedcal.transport.flower.checks import WEIGHT, bad_metrics, bad_models
 from fedcal.transport.flower.grid import PatientGrid, TooFewNodes
 from fedcal.transport.flower.records import REQUEST, Phase, Records, record_of, size, take_out
+from fedcal.transport.flower.secure import SecureRounds
 from fedcal.transport.flower.server import Nodes
+
+if TYPE_CHECKING:
+    from fedcal.assess.evaluation import Evaluation
 
 
 class CalibratedStrategy(Strategy):
@@ -48,11 +52,14 @@ class CalibratedStrategy(Strategy):
         classes: the label of each column, if labels are not the columns' numbers.
         seed: of whatever is drawn at random.
         robust: "median" or "trimmed" in place of the mean, for methods whose nodes send scalers.
-        privacy: central differential privacy of an additive method's sums.
+        privacy: differential privacy of an additive method. With `where="local"` or `"distributed"` nodes add the noise; one
+            that has a privacy of its own (`calibration_mod`) keeps to that. `"distributed"` needs `secure`.
+        secure: secure aggregation of an additive method's sums: the server sees totals over nodes only, at least three.
         timeout: seconds that nodes have for a calibration round.
         nodes: how many nodes to wait for before the first round.
         patience: seconds to wait for nodes; then a round goes on without them, or is left out.
         n_bins: bins of the ECE.
+        thresholds: evaluate the calibrated model at nodes that share their scores, with decisions at these probabilities.
         folder: where scaler and report go, and a checkpoint after every round; a run that finds one goes on from it.
         options: the method's options as Python values, e.g. `accuracy="keep"`.
 
@@ -70,10 +77,12 @@ class CalibratedStrategy(Strategy):
         seed: int = 0,
         robust: Robust | None = None,
         privacy: Privacy | None = None,
+        secure: bool = False,
         timeout: float = 300.0,
         nodes: int = 1,
         patience: float = 60.0,
         n_bins: int = 15,
+        thresholds: Sequence[float] | None = None,
         folder: str | Path | None = None,
         **options: Any,
     ) -> None:
@@ -82,13 +91,25 @@ class CalibratedStrategy(Strategy):
             raise FedCalError(
                 f"{chosen.name} sends every logit and label to the server: choose fed-ts, which is its equal"
             )
+        if secure and not chosen.additive:
+            raise FedCalError(
+                f"{chosen.name} does not only add, as secure aggregation does: choose fedcal-plus or fed-ts"
+            )
+        if privacy and privacy.where == "distributed" and not secure:
+            raise FedCalError("distributed noise hides a node only within a total: give secure=True too (--secure)")
         labels = () if classes is None else name_columns(check_classes(classes, n_classes))
         self._new_server = partial(Server, chosen, n_classes, seed, classes=labels, privacy=privacy, robust=robust)
         self.inner, self.server, self.nodes = inner, self._new_server(), Nodes()
+        self.secure = SecureRounds(self.nodes) if secure else None
         self.timeout, self.wanted, self.patience, self.n_bins = timeout, nodes, patience, n_bins
         self.folder = Path(folder) if folder else None
         self.checkpoint = Checkpoint(self.folder / "checkpoint", inner) if self.folder else None
-        self.measured = Measured({})
+        self.measured, self.thresholds = Measured({}), thresholds
+        if thresholds is not None:
+            from fedcal.assess.sums import all_thresholds
+
+            all_thresholds(thresholds)
+        self.evaluation: Evaluation | None = None  # of the nodes that share their scores
         self._interleaved = chosen.schedule == "interleaved"
         self._silences = Counter[int]()  # how often a node let a training round time out
         self._back: dict[int, int] = {}  # the round from which on it is asked again: later each time
@@ -153,11 +174,14 @@ class CalibratedStrategy(Strategy):
             if self.checkpoint:
                 self.checkpoint.save_round(self._trained, arrays, self.server, self.nodes)
 
-        nodes = self.nodes.calibrate(grid, self.server, nodes, arrays, limit, after_round)
-        self.measured = self.nodes.measure(grid, self.server, nodes, arrays, limit, self.n_bins)
+        rounds = self.secure or self.nodes
+        nodes = rounds.calibrate(grid, self.server, nodes, arrays, limit, after_round)
+        self.measured = rounds.measure(grid, self.server, nodes, arrays, limit, self.n_bins)
         if not self.measured.clients:
             reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.nodes.faults}))
             raise FedCalError(f"no node is left to measure with ({reasons}): go on from the checkpoint, or start again")
+        if self.thresholds is not None:
+            self.evaluation = self.nodes.evaluate(grid, self.server, nodes, arrays, limit, self.n_bins, self.thresholds)
         metrics = {f"fedcal-{key}": value for key, value in self.metrics()["global"].items()}
         result.evaluate_metrics_clientapp[num_rounds] = MetricRecord(
             {**(result.evaluate_metrics_clientapp.get(num_rounds) or {}), **metrics}
@@ -236,7 +260,8 @@ class CalibratedStrategy(Strategy):
 
         Returns:
             All nodes' test samples together (`global`, and `uncal` without a scaler), and means over nodes under the
-            global scaler (`local`) and under each node's personal one (`own`). Empty before the run is done.
+            global scaler (`local`) and under each node's personal one (`own`); with secure aggregation these two are of
+            all nodes together as well. Empty before the run is done.
         """
         if not self.measured.clients:
             return {}
@@ -250,7 +275,10 @@ class CalibratedStrategy(Strategy):
     def report(self) -> dict[str, Any]:
         """Return who took part in what, who did not and why, what it cost, and what privacy it kept."""
         plan, ledger, privacy = self.server.plan, self.server.ledger, self.server.privacy
-        fitted = [one["took_part"] for one in self.nodes.rounds if one["phase"] == "calibration"]
+        fitted, measured = (
+            [one["took_part"] for one in self.nodes.rounds if one["phase"] == phase]
+            for phase in ("calibration", "evaluation")
+        )
         return {
             **method_to_json(plan.method),
             "n_classes": plan.n_classes,
@@ -259,24 +287,29 @@ class CalibratedStrategy(Strategy):
             "calibration_rounds": len(fitted),
             "restarts": ledger.restarts,
             "fitted_by": fitted[-1] if fitted else [],
-            "measured_by": self.measured.clients,
+            "measured_by": measured[-1] if measured else [],
             "faults": self.nodes.faults,
             "rounds": self.nodes.rounds,
             "bytes_up": ledger.total_up,
             "bytes_down": ledger.total_down,
-            "privacy": privacy.report("central", ledger.releases) if privacy else None,
-            "local_privacy": self.server.private,
+            "privacy": privacy.report(ledger.spent) | {"fallback": "fallback" in self.server.fit.params}
+            if privacy
+            else None,
+            "node_privacy": self.server.private,
+            "secure": self.secure.report() if self.secure else None,
             "metrics": self.metrics(),
         }
 
     def save(self, folder: str | Path) -> None:
-        """Write scaler.safetensors and federation.json, and delete the checkpoint.
+        """Write scaler.safetensors, federation.json and perhaps evaluation.json, and delete the checkpoint.
 
         Args:
             folder: where to.
         """
         self.scaler.save(Path(folder) / "scaler.safetensors")
         write_json(Path(folder) / "federation.json", finite(self.report()))
+        if self.evaluation:
+            self.evaluation.save(Path(folder) / "evaluation.json")
         if self.checkpoint:
             self.checkpoint.clear()
 

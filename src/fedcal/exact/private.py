@@ -1,0 +1,287 @@
+"""The private fit of a linear map: nine or ten requests, each with a share of the budget.
+
+1. Label counts, and a histogram of the logits' norms: it says to which norm logits are shortened from here on.
+2. Temperature and bias by Newton's method, from gradients and small Hessians. The first steps need little accuracy and get
+   little of the budget; it starts from a small scale, where the loss is near its quadratic.
+3. One step of the matrix (or vector) family from there, or two if noise is small: the first takes most of what the family
+   gains. Its Hessian has too many numbers to be released: two small factors of it take its place.
+4. How much each of the two maps gains over the one before, which decides which is taken: if neither gains more than the
+   noise can feign, the identity.
+
+Everything here sees noised totals only, so that it costs no privacy. Each total comes with the standard deviation of its
+noise. Curvature below what noise can feign is raised to that, which shortens steps where nothing is known.
+The constants were set on the calibration splits of federated-logits, all of them and parts of 1 200 samples.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from fedcal.base.logits import Params
+from fedcal.errors import FedCalWarning
+from fedcal.exact import maps
+from fedcal.exact.private_queries import (
+    FEATURE,
+    NORMS,
+    ODDS,
+    VALUES,
+    Confidences,
+    Gains,
+    MatrixSums,
+    PrivateQuery,
+    Scales,
+    ScaleSums,
+)
+
+Family = Literal["temperature", "bias", "vector", "matrix"]
+Totals = dict[str, Tensor]  # "values", and "noise": the standard deviation of the noise on each of them
+Asks = Generator[PrivateQuery, Totals, "PrivateFit"]
+
+SCALES, GAINS = 0.08, 0.06  # shares of the budget
+MATRIX = 0.3  # of what is left for fits: the matrix family's step
+STEPS, GROWTH = 6, 1.5  # Newton's steps; each has so much more of the budget than the one before
+SHORTENED = 0.25  # of the samples have logits that are shortened
+BEGIN = 1.5  # the root mean square of logits at the start, if they are not smaller anyway
+RIDGE = 0.1  # on biases
+FULL_UP_TO = 30  # classes up to which a Hessian by the bias is released whole; beyond, its diagonal
+ROOM, PLENTY = 2.5, 15.0  # samples per unit of noise and parameter: for a matrix, and for a second step of it
+DAMPING = 2.0  # the factors' product can be too small by about this
+MARGIN = 2.0  # standard deviations of noise that a gain must exceed
+FLOOR = 1.5  # how far curvature is raised, in units of what noise can feign
+
+
+@dataclass(frozen=True)
+class PrivateFit:
+    """What a private fit found."""
+
+    family: Family
+    t: Tensor  # the family's parameters
+    labels: Tensor  # (K,) noised label counts, at least 0
+    noise: float  # standard deviation of each of these
+    scale: float  # 1/T of the temperature; 1 where the identity is all there is
+    fallback: bool  # whether nothing gained more than noise can feign
+
+    @property
+    def params(self) -> Params:
+        """The scaler's parameters."""
+        return {self.family: self.t} | ({"fallback": torch.ones(())} if self.fallback else {})
+
+
+def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bool = False) -> Asks:
+    """Fit a linear map of the logits from private sums.
+
+    Args:
+        k: classes.
+        family: the largest family to fit.
+        clip: the norm to which logits are shortened; None: found from the samples.
+        also: whether histograms of confidences come after it (`fit_confidences`) and need their shares.
+    """
+    total = yield Scales(k, SCALES, norms=clip is None)
+    noise = float(total["noise"])
+    labels = total[VALUES][:k].clamp_min(0)
+    n = float(labels.sum())
+    if n <= 3 * noise * math.sqrt(k):
+        return _identity(k, family, labels, noise)
+    norm = clip if clip is not None else _norm(total[VALUES][k:], n)
+    room = n / max(noise, 1e-9)  # samples per unit of noise
+    large = family in ("vector", "matrix") and room >= ROOM * k * (k + 1)
+    left = 1 - SCALES - GAINS * (1 + 2 * also)
+    t = yield from _newton(k, family != "temperature", norm, left * (1 - MATRIX * large))
+    steps: list[tuple[Family, Tensor]] = [("bias" if len(t) > 1 else "temperature", _in_logits(t, norm))]
+    if large:
+        step = "vector" if family == "vector" else "matrix"
+        w = first = _as_matrix("bias", t, k)
+        many = 1 + int(room >= PLENTY * k * (k + 1))
+        for _ in range(many):
+            w = yield from _step(k, step, w, first, norm, left * MATRIX / many)
+        w = torch.cat([w[:, :k] * (FEATURE / norm), w[:, k:]], 1)
+        steps.append(("matrix", w.flatten()) if family == "matrix" else ("vector", torch.cat([w.diagonal(), w[:, k]])))
+    total = yield Gains(k, GAINS, tuple({name: t} for name, t in steps))
+    gains, error = total[VALUES].cumsum(0), float(total["noise"])
+    chosen = int(gains.argmax())
+    if float(gains[chosen]) <= MARGIN * error * math.sqrt(1 + chosen):
+        return _identity(k, family, labels, noise)
+    name, t = steps[chosen]
+    return PrivateFit(family, _widened(name, t, family, k), labels, noise, float(steps[0][1][0]), False)
+
+
+def fit_confidences(
+    fit: PrivateFit, kind: Literal["beta", "hist"], pseudo: float
+) -> Generator[PrivateQuery, Totals, Params]:
+    """A map of the top label's confidence under a private temperature, from one noised histogram.
+
+    Another histogram, whose noise is its own, judges it: where it gains less than noise can feign, it is the identity.
+    """
+    width = float(ODDS[1] - ODDS[0])
+    middle = torch.cat([ODDS - width / 2, ODDS[-1:] + width / 2])
+    none: Params = {"hist": torch.stack([middle, middle])}
+    if kind == "beta":
+        none = {"beta": torch.tensor(maps.IDENTITY, dtype=torch.float64)}
+    if fit.fallback:
+        return none
+    query = Confidences(len(fit.labels), GAINS, float(fit.t[0]))
+    total = yield query
+    noise = float(total["noise"])
+    count, hits = total[VALUES].view(2, -1)
+    count = count.clamp_min(0)
+    hits = torch.minimum(hits.clamp_min(0), count)
+    p = middle.sigmoid()
+    if kind == "beta":
+        found: Params = {"beta": _beta(count, hits, middle, 1 + noise)}
+    else:
+        found = {"hist": _knots(count, hits, middle, pseudo + 2 * noise)}
+    mapped = maps.map_log_odds(found, p.log(), -torch.log1p(-p))
+    of_hit, of_miss = (softplus(sign * middle) - softplus(sign * mapped) for sign in (-1, 1))
+    total = yield query
+    count, hits = total[VALUES].view(2, -1)
+    gain = float(count @ of_miss + hits @ (of_hit - of_miss))
+    error = float(total["noise"]) * math.hypot(float(of_miss.norm()), float((of_hit - of_miss).norm()))
+    return found if gain > MARGIN * error else none
+
+
+# --- the steps -----------------------------------------------------------------------------------------------------------
+
+
+def _newton(k: int, bias: bool, norm: float, budget: float) -> Generator[PrivateQuery, Totals, Tensor]:
+    """Temperature, or temperature and bias, in units of the features."""
+    t = torch.zeros(1 + k * bias, dtype=torch.float64)
+    t[0] = min(1.0, BEGIN * math.sqrt(k) / norm) * norm / FEATURE
+    ridge = torch.full_like(t, RIDGE)
+    ridge[0] = 0.0
+    full = not bias or k <= FULL_UP_TO
+    for step in range(STEPS):
+        share = budget * GROWTH**step * (GROWTH - 1) / (GROWTH**STEPS - 1)
+        query = ScaleSums(k, share, norm, t, full)
+        total = yield query
+        gradient, hessian = query.read(total[VALUES])
+        noise = float(total["noise"]) / query.weight
+        if bias:  # nothing depends on the sum of the biases
+            gradient = torch.cat([gradient[:1], gradient[1:] - gradient[1:].mean()])
+        if full:
+            hessian = _raised(_without_mean(hessian, 1) if bias else hessian, noise)
+        else:
+            hessian = torch.diag((2 * hessian.diagonal()).clamp_min(FLOOR * noise))
+        move = torch.linalg.solve(hessian + torch.diag(ridge + 1e-9), gradient + ridge * t)
+        scale = (t[0] - move[0]).clamp(t[0] / 3, 3 * t[0])
+        t = torch.cat([scale[None], t[1:] - move[1:]])
+    return t
+
+
+def _step(
+    k: int, family: Literal["vector", "matrix"], w: Tensor, first: Tensor, norm: float, budget: float
+) -> Generator[PrivateQuery, Totals, Tensor]:
+    """One step of the larger family, with a ridge towards `first`: matrices (K, K + 1), in units of the features."""
+    query = MatrixSums(k, budget, norm, w, family)
+    total = yield query
+    gradient, classes, inputs = query.read(total[VALUES])
+    noise = float(total["noise"])
+    classes = _raised(_without_mean(classes, 0), noise / query.of_classes)
+    inputs = _raised(inputs, noise / query.of_inputs)
+    weight, ridge = float(classes.trace()), 1 + noise
+    if family == "vector":
+        off = w - first
+        gradient = gradient + ridge * torch.cat([off.diagonal(), off[:, k]])
+        return w - _vector_step(gradient, DAMPING / weight * classes, inputs, ridge)
+    (a, u), (b, v) = torch.linalg.eigh(classes), torch.linalg.eigh(inputs)
+    gradient = gradient.view(k, k + 1)
+    gradient = gradient - gradient.mean(0) + ridge * (w - first)
+    curvature = DAMPING * torch.outer(a, b) / weight + ridge
+    return w - u @ ((u.T @ gradient @ v) / curvature) @ v.T
+
+
+def _vector_step(gradient: Tensor, classes: Tensor, inputs: Tensor, ridge: float) -> Tensor:
+    k = len(classes)
+    hessian = torch.cat(
+        [
+            torch.cat([classes * inputs[:k, :k], classes * inputs[:k, k:]], 1),
+            torch.cat([classes * inputs[k:, :k], classes * inputs[k, k]], 1),
+        ]
+    )
+    hessian = (hessian + hessian.T) / 2
+    move = torch.linalg.solve(hessian + ridge * torch.eye(2 * k, dtype=torch.float64), gradient)
+    return torch.cat([torch.diag(move[:k]), move[k:, None]], 1)
+
+
+def _norm(histogram: Tensor, n: float) -> float:
+    """The norm that all but SHORTENED of the samples stay within."""
+    above = histogram.flip(0).cumsum(0).flip(0)[1:]
+    enough = torch.nonzero(above <= SHORTENED * n)
+    return float(NORMS[int(enough[0])] if len(enough) else NORMS[-1])
+
+
+def _without_mean(matrix: Tensor, first: int) -> Tensor:
+    """Take the mean direction off the rows and columns from `first` on."""
+    keep = torch.eye(len(matrix), dtype=torch.float64)
+    keep[first:, first:] -= 1 / (len(matrix) - first)
+    return keep @ matrix @ keep
+
+
+def _raised(matrix: Tensor, noise: float) -> Tensor:
+    """The matrix with every eigenvalue raised to what noise can feign."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * values.clamp_min(max(FLOOR * noise * math.sqrt(len(matrix)), 1e-9)) @ vectors.T
+
+
+def _in_logits(t: Tensor, norm: float) -> Tensor:
+    return torch.cat([t[:1] * (FEATURE / norm), t[1:]])
+
+
+def _as_matrix(family: Family, t: Tensor, k: int) -> Tensor:
+    """The same map as a matrix (K, K + 1)."""
+    if family == "matrix":
+        return t.view(k, k + 1)
+    scales = t[:k] if family == "vector" else t[:1].expand(k)
+    shift = torch.zeros(k, dtype=torch.float64) if family == "temperature" else t[-k:]
+    return torch.cat([torch.diag(scales), shift[:, None]], 1)
+
+
+def _widened(name: Family, t: Tensor, family: Family, k: int) -> Tensor:
+    """The same map written as one of a larger family."""
+    whole = _as_matrix(name, t, k)
+    scales, shift = whole.diagonal(), whole[:, k]
+    return {
+        "temperature": scales[:1],
+        "bias": torch.cat([scales[:1], shift]),
+        "vector": torch.cat([scales, shift]),
+    }.get(family, whole.flatten())
+
+
+def _identity(k: int, family: Family, labels: Tensor, noise: float) -> PrivateFit:
+    warnings.warn(
+        "privacy: no map gains more than the noise can feign, so that probabilities stay as they are: "
+        "give a larger ε, or more samples",
+        FedCalWarning,
+        stacklevel=2,
+    )
+    one = torch.ones(1, dtype=torch.float64)
+    return PrivateFit(family, _widened("temperature", one, family, k), labels, noise, 1.0, True)
+
+
+def _beta(count: Tensor, hits: Tensor, middle: Tensor, ridge: float) -> Tensor:
+    """The beta map of binned samples, by Newton's method."""
+    p = middle.sigmoid()
+    x = torch.stack([p.log(), -torch.log1p(-p), torch.ones_like(p)], 1)
+    identity = torch.tensor(maps.IDENTITY, dtype=torch.float64)
+    t = identity
+    for _ in range(20):
+        q = (x @ t).sigmoid()
+        gradient = x.T @ (count * q - hits) + ridge * (t - identity)
+        hessian = x.T @ ((count * q * (1 - q))[:, None] * x) + ridge * torch.eye(3, dtype=torch.float64)
+        t = t + maps.beta_step(hessian, gradient, t)
+    return t
+
+
+def _knots(count: Tensor, hits: Tensor, middle: Tensor, pseudo: float) -> Tensor:
+    """The histogram map of binned samples: monotone accuracies, shrunk towards the identity by `pseudo` samples per bin."""
+    weight = (count + pseudo).numpy()
+    after = maps.isotonic(((hits + pseudo * middle.sigmoid()) / (count + pseudo)).numpy(), weight)
+    edge = 0.5 / (float(count.sum()) + 1)
+    return torch.stack([middle, torch.from_numpy(after).clamp(edge, 1 - edge).logit()])

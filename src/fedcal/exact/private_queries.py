@@ -1,0 +1,324 @@
+"""Queries for differential privacy: sums whose summands are bounded, whatever the samples and the parameters are.
+
+A reply is one flat vector, the sum over samples of summands of norm `bound` at most. The bounds are built in: logits are
+shortened to a norm of `clip` before anything is made of them, probabilities are bounded by themselves, and losses are cut
+off. So a server that asks for anything at all learns no more of a sample than the noise for `bound` lets through.
+A symmetric matrix travels once, as its upper triangle; off-diagonal entries are multiplied by √2, which makes the
+vector's norm the matrix's.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedcal.base.logits import BLOCK, Params
+from fedcal.exact.linear import apply_linear
+from fedcal.exact.prepared import Prepared
+from fedcal.exact.queries import SumQuery
+
+VALUES = "values"  # the name of the only tensor of a reply
+NORMS = 2.0 ** torch.arange(-10, 20.5, 0.5, dtype=torch.float64)  # edges of a histogram of the logits' norms
+ODDS = torch.linspace(-3, 12, 31, dtype=torch.float64)  # edges of a histogram of the top label's log-odds
+FEATURE = 1.5  # norm of shortened logits as features, beside a constant 1
+CURVATURE = 0.5  # ‖diag p − p pᵀ‖ is at most this, for every p (reached at two classes of one half)
+LARGEST = 1e6  # parameters are cut off here: nothing overflows
+
+
+@dataclass(frozen=True)
+class PrivateQuery(SumQuery):
+    """A query whose reply may be noised."""
+
+    measures: ClassVar[bool] = False  # whether it takes its share of the budget for measuring
+
+    k: int  # classes
+    budget: float  # the share of the budget for fitting (or for measuring) that it takes
+    per_client: bool = field(default=False, kw_only=True)  # each client's mean counts, so that it weighs as one sample
+
+    @property
+    @abstractmethod
+    def bound(self) -> float:
+        """The largest norm of a summand."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many numbers the reply has."""
+
+    @abstractmethod
+    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """The weighted sum of the summands of samples with row-centred logits z (N, K)."""
+
+    @property
+    def width(self) -> int:
+        """How many logits a sample has."""
+        return self.k
+
+    def reply(self, samples: Prepared) -> Params:
+        if samples.logits.shape[1] != self.width:
+            raise ValueError(f"asked about {self.width} logits per sample, not {samples.logits.shape[1]}")
+        total = torch.zeros(self.size, dtype=torch.float64)
+        counts = torch.tensor(samples.counts, dtype=torch.float64)
+        rows = max(1, BLOCK // self.k)
+        for first in range(0, len(samples.labels), rows):
+            here = slice(first, first + rows)
+            z, y = samples.logits[here].double(), samples.labels[here]
+            weight = 1 / counts[samples.client[here]] if self.per_client else torch.ones(len(y), dtype=torch.float64)
+            total += self.summed(z - z.mean(1, keepdim=True), y, weight)
+        return {VALUES: total}
+
+
+@dataclass(frozen=True)
+class Scales(PrivateQuery):
+    """Label counts and, unless the norm is given, a histogram of the logits' norms."""
+
+    norms: bool = True
+
+    @property
+    def bound(self) -> float:
+        return math.sqrt(1 + self.norms)
+
+    @property
+    def size(self) -> int:
+        return self.k + self.norms * (len(NORMS) + 1)
+
+    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        labels = torch.bincount(y, weight, self.k)
+        if not self.norms:
+            return labels
+        return torch.cat([labels, torch.bincount(torch.bucketize(z.norm(dim=1), NORMS), weight, len(NORMS) + 1)])
+
+
+@dataclass(frozen=True)
+class ScaleSums(PrivateQuery):
+    """Gradient and Hessian of the temperature (t has one number) or of temperature and bias (1 + K numbers).
+
+    Of the Hessian by the bias only the diagonal, if not `full`. Scales are those of features: logits shortened to norm
+    `clip`, then multiplied by FEATURE / clip.
+    """
+
+    clip: float
+    t: Tensor
+    full: bool = True
+    weight: float = 2.0  # of the Hessian beside the gradient: more of it, less noise
+
+    @property
+    def bound(self) -> float:
+        r, bias = FEATURE, float(len(self.t) > 1)
+        return math.hypot(math.sqrt(2 * (bias + r * r)), self.weight * CURVATURE * (bias + r * r))
+
+    @property
+    def size(self) -> int:
+        d = len(self.t)
+        return d + (d * (d + 1) // 2 if self.full else d)
+
+    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        f, t = features(z, self.clip), bounded(self.t)
+        p = ((t[0] * f + t[1:]) if len(t) > 1 else t[0] * f).softmax(1)
+        off, mean = residual(p, y), (p * f).sum(1, keepdim=True)
+        across = p * (f - mean)
+        slope, variance = (off * f).sum(1), (across * (f - mean)).sum(1)
+        if len(t) == 1:
+            return torch.stack([weight @ slope, self.weight * (weight @ variance)])
+        gradient = torch.cat([(weight @ slope)[None], weight @ off])
+        if not self.full:
+            curvature = torch.cat([(weight @ variance)[None], weight @ (p - p * p)])
+            return torch.cat([gradient, self.weight * curvature])
+        hessian = torch.empty(len(t), len(t), dtype=torch.float64)
+        hessian[0, 0] = weight @ variance
+        hessian[0, 1:] = hessian[1:, 0] = weight @ across
+        hessian[1:, 1:] = torch.diag(weight @ p) - (weight[:, None] * p).T @ p
+        return torch.cat([gradient, self.weight * triangle(hessian)])
+
+    def read(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient and Hessian from a reply's total."""
+        d = len(self.t)
+        curvature = values[d:] / self.weight
+        return values[:d], square(curvature, d) if self.full else torch.diag(curvature)
+
+
+@dataclass(frozen=True)
+class MatrixSums(PrivateQuery):
+    """Gradient of a matrix (or, with `family` vector, of its diagonal and the bias), and two factors of its Hessian.
+
+    The Hessian of the matrix is Σ (diag p − p pᵀ) ⊗ x xᵀ, with x the features and a 1. The factors are Σ (diag p − p pᵀ)
+    and Σ (1 − ‖p‖²) x xᵀ: their product, divided by the sum of weights, is near it, and they have few numbers.
+    """
+
+    clip: float
+    w: Tensor  # (K, K + 1)
+    family: Literal["vector", "matrix"] = "matrix"
+    of_classes: float = 1.0  # weights of the factors beside the gradient
+    of_inputs: float = 0.5
+
+    @property
+    def bound(self) -> float:
+        r2 = 1 + FEATURE**2
+        return math.hypot(math.sqrt(2 * r2), self.of_classes * CURVATURE, self.of_inputs * (1 - 1 / self.k) * r2)
+
+    @property
+    def size(self) -> int:
+        k = self.k
+        return self._gradient + k * (k + 1) // 2 + (k + 1) * (k + 2) // 2
+
+    @property
+    def _gradient(self) -> int:
+        return self.k * (self.k + 1) if self.family == "matrix" else 2 * self.k
+
+    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        x = torch.nn.functional.pad(features(z, self.clip), (0, 1), value=1.0)
+        p = (x @ bounded(self.w).T).softmax(1)
+        off = weight[:, None] * residual(p, y)
+        if self.family == "matrix":
+            gradient = (off.T @ x).flatten()
+        else:
+            gradient = torch.cat([(off * x[:, :-1]).sum(0), off.sum(0)])
+        classes = torch.diag(weight @ p) - (weight[:, None] * p).T @ p
+        inputs = x.T @ ((weight * (1 - (p * p).sum(1)).clamp_min(0))[:, None] * x)
+        return torch.cat([gradient, self.of_classes * triangle(classes), self.of_inputs * triangle(inputs)])
+
+    def read(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient, flat, and the factors by classes and by inputs, from a reply's total."""
+        k = self.k
+        gradient, classes, inputs = values.split([self._gradient, k * (k + 1) // 2, (k + 1) * (k + 2) // 2])
+        return gradient, square(classes / self.of_classes, k), square(inputs / self.of_inputs, k + 1)
+
+
+@dataclass(frozen=True)
+class Gains(PrivateQuery):
+    """By how much each map lowers the loss of the one before it, the identity at first; each sample's gain is cut off."""
+
+    maps: tuple[dict[str, Tensor], ...]  # each with one linear map under its family's name
+    most: float = 3.0
+
+    @property
+    def bound(self) -> float:
+        return self.most * math.sqrt(len(self.maps))
+
+    @property
+    def size(self) -> int:
+        return len(self.maps)
+
+    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        losses = [_losses(z, y)]
+        for one in self.maps:
+            ((family, t),) = one.items()
+            losses.append(_losses(apply_linear(family, bounded(t), z), y))
+        gains = torch.stack([before - after for before, after in pairwise(losses)])
+        return gains.nan_to_num(nan=0.0).clamp(-self.most, self.most) @ weight
+
+
+@dataclass(frozen=True)
+class Confidences(PrivateQuery):
+    """Samples and hits by the log-odds of the top label under a scale: (2, bins), flat."""
+
+    scale: float
+
+    @property
+    def bound(self) -> float:
+        return math.sqrt(2)
+
+    @property
+    def size(self) -> int:
+        return 2 * (len(ODDS) + 1)
+
+    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        p = (min(max(self.scale, -LARGEST), LARGEST) * z).softmax(1).nan_to_num(nan=0.0)
+        top, label = p.max(1)
+        bins = torch.bucketize((top.log() - torch.log1p(-top)).nan_to_num(nan=0.0).contiguous(), ODDS)
+        rows = weight, weight * (label == y)
+        return torch.cat([torch.bincount(bins, row, len(ODDS) + 1) for row in rows])
+
+
+@dataclass(frozen=True)
+class Measure(PrivateQuery):
+    """What measures several views of the same samples: for each, cut-off losses and a reliability table.
+
+    The samples' logits are those of all views side by side, (N, views · K). For each view: NLL and Brier score, divided by
+    the most that they count, how often the label is in the top three, then by confidence bin how many samples there are, how
+    many of them are right, and their summed confidence.
+    """
+
+    measures: ClassVar[bool] = True
+    most: ClassVar[float] = 10.0  # nats of one sample that count
+
+    views: int
+    bins: int
+
+    @property
+    def width(self) -> int:
+        return self.views * self.k
+
+    @property
+    def bound(self) -> float:
+        return math.sqrt(6 * self.views)
+
+    @property
+    def size(self) -> int:
+        return self.views * (3 + 3 * self.bins)
+
+    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return torch.cat([self._of_view(u, y, weight) for u in z.view(len(y), self.views, self.k).unbind(1)])
+
+    def _of_view(self, u: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        p = u.softmax(1).nan_to_num(nan=0.0)
+        top, label = p.max(1)
+        losses = _losses(u, y).nan_to_num(nan=self.most).clamp(0, self.most) / self.most
+        brier = residual(p, y).square().sum(1) / 2
+        third = ((u > u.gather(1, y[:, None])).sum(1) < 3).double()
+        bins = torch.bucketize(top.contiguous(), torch.linspace(0, 1, self.bins + 1, dtype=torch.float64)[1:-1])
+        rows = weight, weight * (label == y), weight * top
+        table = [torch.bincount(bins, row, self.bins) for row in rows]
+        return torch.cat([torch.stack([weight @ losses, weight @ brier, weight @ third]), *table])
+
+    def read(self, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each view the summed NLL, Brier score and top three, and the table (3, bins), from a reply's total."""
+        rows = values.view(self.views, -1)
+        units = torch.tensor([self.most, 2.0, 1.0], dtype=torch.float64)
+        return [(row[:3] * units, row[3:].view(3, self.bins)) for row in rows]
+
+
+PRIVATE_QUERIES: tuple[type[PrivateQuery], ...] = (Scales, ScaleSums, MatrixSums, Gains, Confidences, Measure)
+
+
+# --- pieces --------------------------------------------------------------------------------------------------------------
+
+
+def features(z: Tensor, clip: float) -> Tensor:
+    """Logits shortened to norm `clip`, in units of clip / FEATURE."""
+    norm = z.norm(dim=1, keepdim=True)
+    return torch.where(norm <= clip, z / clip, z / norm.clamp_min(1e-300)).nan_to_num(nan=0.0) * FEATURE
+
+
+def bounded(t: Tensor) -> Tensor:
+    """Parameters from a stranger, cut off."""
+    return t.double().nan_to_num(nan=0.0).clamp(-LARGEST, LARGEST)
+
+
+def residual(p: Tensor, y: Tensor) -> Tensor:
+    """p minus the label's indicator: of norm √2 at most."""
+    return p - torch.nn.functional.one_hot(y, p.shape[1])
+
+
+def triangle(matrix: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix, as a vector of the matrix's norm."""
+    i, j = torch.triu_indices(*matrix.shape)
+    return torch.where(i == j, matrix[i, j], math.sqrt(2) * matrix[i, j])
+
+
+def square(values: Tensor, d: int) -> Tensor:
+    """The symmetric (d, d) matrix of a triangle."""
+    i, j = torch.triu_indices(d, d)
+    matrix = torch.zeros(d, d, dtype=torch.float64)
+    matrix[i, j] = matrix[j, i] = torch.where(i == j, values, values / math.sqrt(2))
+    return matrix
+
+
+def _losses(u: Tensor, y: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(u, y, reduction="none")

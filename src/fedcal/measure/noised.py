@@ -1,0 +1,44 @@
+"""Tallies from noised sums: what differential privacy lets through of a measurement."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from fedcal.measure.reliability import LIMB, Reliability, equal_width
+from fedcal.measure.tally import FINE, Tally
+
+
+def noised_tally(losses: Tensor, table: Tensor, k: int) -> Tally:
+    """Make a tally of noised sums.
+
+    Counts are rounded, and brought within what counts can be. Metrics that need more than these sums (by class, or in bins of
+    equal mass) are NaN in its `summary`.
+
+    Args:
+        losses: summed NLL, Brier score, and samples whose label is in the top three.
+        table: (3, bins) samples, hits and summed confidence in bins of equal width.
+        k: classes.
+    """
+    count = np.rint(np.maximum(table[0].numpy(), 0)).astype(np.int64)
+    hits = np.rint(np.clip(table[1].numpy(), 0, count)).astype(np.int64)
+    edges = equal_width(len(count))
+    confidence = np.clip(table[2].numpy(), count * edges[:-1], count * edges[1:]) * 2.0**LIMB
+    high = np.floor(confidence)
+    limbs = high.astype(np.int64), np.rint((confidence - high) * 2.0**LIMB).astype(np.int64)
+    n, correct = int(count.sum()), int(hits.sum())
+    nll, brier, third = losses.tolist()
+    none = np.zeros(len(FINE) - 1, np.int64)
+    return Tally(
+        n=n,
+        correct=correct,
+        top3=min(max(round(third), correct), n),
+        nll=max(nll, 0.0),
+        brier=min(max(brier, 0.0), 2.0 * n),
+        confidence=float(confidence.sum() * 2.0**-LIMB),
+        reliability=Reliability(edges, count, hits, *limbs),
+        fine=Reliability(FINE, none, none, none, none),
+        classes=np.zeros((k, 4, len(count)), np.int64),
+        hits=np.zeros(k, np.int64),
+        predicted=np.zeros(k, np.int64),
+    )

@@ -1,0 +1,148 @@
+"""The server's side of one aggregation: it hands keys and sealed shares on, adds masked vectors up and takes the masks off.
+
+Nodes may fall away between any two stages, as long as `threshold` of them are left at the end.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from fedcal.errors import FedCalError
+from fedcal.secure import crypto, shamir
+from fedcal.secure.fixed import MOST_NODES, Words, add, negate
+from fedcal.secure.member import SEALED, STAGES, pairwise
+from fedcal.secure.messages import Directory, DoesNotAddUp, Part, Stage, entry_of, table_of, text_of
+from fedcal.secure.vector import Layout
+
+
+class Aggregation:
+    """One aggregation over a group.
+
+    Args:
+        nodes: the group's.
+
+    Raises:
+        FedCalError: where they are too few or too many.
+    """
+
+    def __init__(self, nodes: list[str]) -> None:
+        check_size(len(nodes))
+        self.session, self.done = secrets.token_hex(16), 0
+        self.left = sorted(nodes)  # those that have replied to every stage so far
+        self.failed = False  # so many fell away that it cannot be finished
+        self.layout = Layout({})  # of the vectors, once it is known
+        self._directory: Directory = {}
+        self._sealed: dict[str, dict[str, str]] = {}  # by sender, then by receiver
+        self._commitments: dict[str, str] = {}
+        self._vectors: dict[str, Words] = {}
+        self._revealed: dict[str, Part] = {}
+
+    @property
+    def stage(self) -> Stage | None:
+        """What is asked next; None when all is done."""
+        return STAGES[self.done] if self.done < len(STAGES) else None
+
+    @property
+    def masked(self) -> list[str]:
+        """The nodes whose vectors are in the total."""
+        return sorted(self._vectors)
+
+    def ask(self) -> dict[str, Part]:
+        """Return what each node is asked at this stage."""
+        more: Callable[[str], Part] = {
+            "keys": lambda name: {},
+            "shares": lambda name: {"directory": self._directory},
+            "mask": lambda name: {
+                "sealed": {sender: sealed[name] for sender, sealed in self._sealed.items() if sender != name},
+                "words": self.layout.words,
+            },
+            "unmask": lambda name: {"left": self.masked},
+        }[self.stage or "unmask"]
+        return {name: {"session": self.session, "stage": self.stage, **more(name)} for name in self.left}
+
+    def receive(self, replies: Mapping[str, tuple[Part, bytes]]) -> dict[str, str]:
+        """Take the replies of a stage, and go on to the next one.
+
+        Returns:
+            By node, why its reply is refused. Where too few are left, `failed` says so.
+        """
+        read = {"keys": self._keys, "shares": self._shares, "mask": self._mask, "unmask": self._unmask}
+        refused, good = dict[str, str](), []
+        for name in [name for name in self.left if name in replies]:
+            try:
+                read[self.stage or "unmask"](name, *replies[name])
+                good.append(name)
+            except FedCalError as error:
+                refused[name] = str(error)
+        self.left, self.done = good, self.done + 1
+        least = shamir.threshold(len(self._directory)) if self.done > 1 else shamir.FEWEST_NODES
+        self.failed = len(good) < max(least, shamir.FEWEST_NODES)
+        return refused
+
+    def total(self) -> Words:
+        """Return the sum of the vectors, its masks taken off.
+
+        Raises:
+            DoesNotAddUp: where the revealed shares do not fit together.
+        """
+        shape = (self.layout.words, self.layout.length)
+        total = np.zeros(shape, np.uint64)
+        for vector in self._vectors.values():
+            total = add(total, vector)
+        for name in self.masked:
+            seed = self._combine("seeds", name)
+            if crypto.commitment(seed) != self._commitments[name]:
+                raise DoesNotAddUp(f"the shares of the seed of node {name} are not right")
+            total = add(total, negate(crypto.mask(seed, *shape)))
+        for gone in sorted(set(self._sealed) - set(self._vectors)):
+            secret = self._combine("keys", gone)
+            if crypto.public_key(secret).hex() != self._directory[gone][1]:
+                raise DoesNotAddUp(f"the shares of the key of node {gone} are not right")
+            key = crypto.private_key(secret)
+            for name in self.masked:  # what `name` added for `gone` is minus what `gone` would have added
+                public = bytes.fromhex(self._directory[name][1])
+                total = add(total, pairwise(self.session, key, public, shape, gone < name))
+        return total
+
+    # --- each stage's replies --------------------------------------------------------------------------------------------
+
+    def _keys(self, name: str, part: Part, _: bytes) -> None:
+        self._directory[name] = entry_of(part.get("keys"))
+
+    def _shares(self, name: str, part: Part, _: bytes) -> None:
+        sealed = table_of(part.get("sealed"), SEALED, "sealed shares")
+        if set(sealed) != set(self._directory) - {name}:
+            raise FedCalError(f"node {name} does not seal a share for every other node")
+        self._commitments[name] = text_of(part.get("commitment"), 32)
+        self._sealed[name] = sealed
+
+    def _mask(self, name: str, part: Part, vector: bytes) -> None:
+        if len(vector) != self.layout.n_bytes:
+            raise FedCalError(f"node {name} sends a vector of {len(vector)} bytes, not {self.layout.n_bytes}")
+        self._vectors[name] = np.frombuffer(vector, "<u8").reshape(self.layout.words, self.layout.length)
+
+    def _unmask(self, name: str, part: Part, _: bytes) -> None:
+        seeds, keys = (table_of(part.get(kind), shamir.SHARE, "shares") for kind in ("seeds", "keys"))
+        if set(seeds) != set(self._vectors) or set(keys) != set(self._sealed) - set(self._vectors):
+            raise FedCalError(f"node {name} reveals other shares than it was asked for")
+        self._revealed[name] = {"seeds": seeds, "keys": keys}
+
+    def _combine(self, kind: str, name: str) -> bytes:
+        places = {member: place for place, member in enumerate(sorted(self._directory), start=1)}
+        senders = sorted(self._revealed)[: shamir.threshold(len(self._directory))]
+        return shamir.combine({places[s]: bytes.fromhex(self._revealed[s][kind][name]) for s in senders})
+
+
+def check_size(nodes: int) -> None:
+    """Refuse a group that is too small or too large.
+
+    Raises:
+        FedCalError: which says what a group may be.
+    """
+    if not shamir.FEWEST_NODES <= nodes <= MOST_NODES:
+        raise FedCalError(
+            f"secure aggregation needs {shamir.FEWEST_NODES} to {MOST_NODES} nodes in a group, not {nodes}"
+        )

@@ -1,0 +1,165 @@
+"""A node's side of one aggregation: four stages, each of them once.
+
+What a node holds is enough to unmask others only together with `threshold` of them, and it reveals one kind of share about
+every node: the seed's of a node whose vector is in the total, or the masking key's of one that fell away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedcal.errors import FedCalError
+from fedcal.secure import crypto, shamir
+from fedcal.secure.fixed import MOST_NODES, Words, add, negate
+from fedcal.secure.identity import Identity
+from fedcal.secure.messages import Directory, Part, Stage, digest, entry_of, table_of
+
+SEALED = 2 * shamir.SHARE + 16  # bytes: two shares, and what authenticates them
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass
+class Member:
+    """What a node keeps of an aggregation from one stage to the next; secrets as hex digits."""
+
+    session: str
+    sealing_key: str = field(default_factory=lambda: crypto.new_secret().hex())
+    masking_key: str = field(default_factory=lambda: crypto.new_secret().hex())
+    seed: str = field(default_factory=lambda: crypto.new_secret().hex())  # of the mask that is its own
+    done: int = 0  # stages
+    name: str = ""  # its own in the directory
+    directory: Directory = field(default_factory=dict)
+    sealing: dict[str, str] = field(default_factory=dict)  # by node: the key for what the two seal for each other
+    held: dict[str, str] = field(default_factory=dict)  # by node: the share of its masking key, then that of its seed
+
+    def keys(self, identity: Identity | None = None) -> Part:
+        """Return the public keys, signed if the node has an identity."""
+        self._enter("keys")
+        return {"keys": identity.sign(self.session, self._public()) if identity else self._public()}
+
+    def shares(self, directory: Any, identity: Identity | None = None) -> Part:
+        """Split the secrets, and seal a share for every other node.
+
+        Args:
+            directory: the public keys of all nodes.
+            identity: the node's; every node must then be one of its peers.
+
+        Raises:
+            FedCalError: where the nodes are too few or too many, or this node's keys are not among them.
+        """
+        self._enter("shares")
+        self.directory = _checked(directory)
+        if identity:
+            identity.check(self.session, self.directory)
+        public = self._public()
+        mine = [name for name, entry in self.directory.items() if entry[:2] == public]
+        if len(mine) != 1:
+            raise FedCalError("this node's keys are not in the server's directory: do not reply to this server")
+        self.name = mine[0]
+        least, count = shamir.threshold(len(self.directory)), len(self.directory)
+        split = [shamir.split(bytes.fromhex(secret), least, count) for secret in (self.masking_key, self.seed)]
+        sealed, about, sealing = {}, digest(self.session, self.directory), self._key(self.sealing_key)
+        for name, key_share, seed_share in zip(self.directory, *split, strict=True):
+            if name == self.name:
+                self.held[name] = (key_share + seed_share).hex()
+            else:
+                sealed[name] = self._seal(sealing, name, key_share + seed_share, about)
+        return {"sealed": sealed, "commitment": crypto.commitment(bytes.fromhex(self.seed))}
+
+    def mask(self, sealed: Any, vector: Words) -> Words:
+        """Return the vector under masks: its own one, and one with every other node, which cancel in the total.
+
+        Args:
+            sealed: by node, what it sealed for this one: all those that are still there.
+            vector: this node's.
+
+        Raises:
+            FedCalError: where too few nodes are left, or what they sealed was changed.
+        """
+        self._enter("mask")
+        others = table_of(sealed, SEALED, "sealed shares")
+        if self.name in others or not set(others) <= set(self.directory):
+            raise FedCalError("the shares are of nodes that are not in the directory: do not reply to this server")
+        self._check_enough(len(others) + 1)
+        about = digest(self.session, self.directory)
+        masking = self._key(self.masking_key)
+        total = add(vector, crypto.mask(bytes.fromhex(self.seed), *vector.shape))
+        for name, text in others.items():
+            self.held[name] = self._unseal(name, text, about)
+            public = bytes.fromhex(self.directory[name][1])
+            total = add(total, pairwise(self.session, masking, public, vector.shape, self.name < name))
+        return total
+
+    def unmask(self, left: Any) -> Part:
+        """Reveal the shares of the seeds of nodes that are left, and of the masking keys of those that fell away.
+
+        Args:
+            left: the nodes whose masked vectors the server has.
+
+        Raises:
+            FedCalError: where they are too few, or not those of the stages before.
+        """
+        self._enter("unmask")
+        names = {str(name) for name in left} if isinstance(left, list) else set()
+        if not names <= set(self.held) or self.name not in names:
+            raise FedCalError("the server unmasks other nodes than those that masked: do not reply to this server")
+        self._check_enough(len(names))
+        size = 2 * shamir.SHARE
+        return {
+            "seeds": {name: text[size:] for name, text in self.held.items() if name in names},
+            "keys": {name: text[:size] for name, text in self.held.items() if name not in names},
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that it holds, secrets included: for the node's own memory only."""
+        return dict(vars(self))
+
+    # -------------------------------------------------------------------------------------------------------------------
+
+    def _enter(self, stage: Stage) -> None:
+        """Every stage once and in order: two vectors under one mask, or two kinds of shares, would give a node away."""
+        if self.done >= len(STAGES) or STAGES[self.done] != stage:
+            raise FedCalError(f"{stage!r} is not the next stage of this aggregation: do not reply to this server")
+        self.done += 1
+
+    def _check_enough(self, nodes: int) -> None:
+        least = shamir.threshold(len(self.directory))
+        if nodes < least:
+            raise FedCalError(f"{nodes} of {len(self.directory)} nodes are left, where {least} are needed")
+
+    def _public(self) -> list[str]:
+        return [crypto.public_key(bytes.fromhex(key)).hex() for key in (self.sealing_key, self.masking_key)]
+
+    def _key(self, secret: str) -> X25519PrivateKey:
+        return crypto.private_key(bytes.fromhex(secret))
+
+    def _seal(self, sealing: X25519PrivateKey, other: str, text: bytes, about: bytes) -> str:
+        """Seal for another node; of the two, the first by name seals text 0 under their key, the other one text 1."""
+        key = crypto.agree(sealing, bytes.fromhex(self.directory[other][0]), f"fedcal seal {self.session}")
+        self.sealing[other] = key.hex()
+        return crypto.seal(key, self.name > other, text, about).hex()
+
+    def _unseal(self, other: str, sealed: str, about: bytes) -> str:
+        key = bytes.fromhex(self.sealing[other])
+        return crypto.unseal(key, other > self.name, bytes.fromhex(sealed), about).hex()
+
+
+def pairwise(session: str, private: X25519PrivateKey, public: bytes, shape: tuple[int, ...], first: bool) -> Words:
+    """Return the mask that two nodes share: the first of the two by name adds it, the other one subtracts it."""
+    found = crypto.mask(crypto.agree(private, public, f"fedcal mask {session}"), *shape)
+    return found if first else negate(found)
+
+
+def _checked(directory: Any) -> Directory:
+    if not isinstance(directory, dict):
+        raise FedCalError("the server's directory cannot be read")
+    if not shamir.FEWEST_NODES <= len(directory) <= MOST_NODES:
+        raise FedCalError(f"secure aggregation needs {shamir.FEWEST_NODES} to {MOST_NODES} nodes, not {len(directory)}")
+    found = {str(name): entry_of(entry) for name, entry in sorted(directory.items())}
+    every = [key for entry in found.values() for key in entry[:2]]
+    if len(set(every)) != 2 * len(found):
+        raise FedCalError("two nodes have the same keys: do not reply to this server")
+    return found

@@ -1,0 +1,238 @@
+"""What a server can do with the messages that it sees, and with lies: not unmask one node."""
+
+import numpy as np
+import pytest
+
+from fedcal import FedCalError
+from fedcal.secure import Layout, SecureNode, crypto, shamir
+from fedcal.secure.fixed import add, encode, negate
+from fedcal.secure.member import Member, pairwise
+from secure.help import federation
+
+LENGTH = 4000
+
+
+def words(vector):
+    return np.frombuffer(vector, "<u8").reshape(2, -1)
+
+
+def looks_uniform(vector):
+    """Bytes of uniform words: each value about as often as any other (χ² of 255 degrees: mean 255, deviation 22.6)."""
+    counts = np.bincount(np.ascontiguousarray(vector).view(np.uint8).ravel(), minlength=256)
+    expected = counts.sum() / 256
+    return ((counts - expected) ** 2 / expected).sum() < 255 + 6 * 22.6
+
+
+class Session:
+    """Members of one aggregation, each stage by hand; every node's numbers are all 1."""
+
+    def __init__(self, nodes):
+        self.members = {f"{i:02d}": Member("session") for i in range(nodes)}
+        self.directory = {name: member.keys()["keys"] for name, member in self.members.items()}
+        self.shared = {name: member.shares(self.directory) for name, member in self.members.items()}
+        self.vector = encode(np.ones(LENGTH), 2)
+
+    def sealed_for(self, name):
+        return {sender: part["sealed"][name] for sender, part in self.shared.items() if sender != name}
+
+    def mask(self):
+        return {name: member.mask(self.sealed_for(name), self.vector) for name, member in self.members.items()}
+
+    def own_mask(self, seed):
+        return crypto.mask(seed, 2, LENGTH)
+
+    def places(self):
+        return {name: place for place, name in enumerate(sorted(self.directory), start=1)}
+
+    def combine(self, revealed, kind, about, senders):
+        places = self.places()
+        return shamir.combine({places[s]: bytes.fromhex(revealed[s][kind][about]) for s in senders})
+
+
+def test_the_check_of_uniformity_can_fail():
+    assert not looks_uniform(encode(np.arange(LENGTH, dtype=float), 2)) and looks_uniform(
+        crypto.random_words(2, LENGTH)
+    )
+
+
+def test_the_same_numbers_twice_give_unrelated_vectors():
+    first, second = Session(3).mask(), Session(3).mask()
+    for name in first:
+        assert looks_uniform(first[name]) and looks_uniform(add(first[name], negate(second[name])))
+        assert not (first[name] == second[name]).any()
+
+
+def test_two_of_three_vectors_are_still_hidden_even_without_their_own_masks():
+    session = Session(3)
+    masked = session.mask()
+    two = add(masked["00"], masked["01"])
+    assert looks_uniform(two)
+    for name in ("00", "01"):
+        two = add(two, negate(session.own_mask(bytes.fromhex(session.members[name].seed))))
+    assert looks_uniform(two)  # the masks with the third node are on
+    three = add(two, add(masked["02"], negate(session.own_mask(bytes.fromhex(session.members["02"].seed)))))
+    assert (three == encode(np.full(LENGTH, 3.0), 2)).all()  # and with it they are off
+
+
+def test_all_that_an_honest_run_shows_leaves_one_nodes_vector_hidden():
+    """The server learns every seed, and no key of a node whose vector it has: the pairwise masks stay on."""
+    session = Session(6)
+    masked = session.mask()
+    revealed = {name: member.unmask(sorted(masked)) for name, member in session.members.items()}
+    assert all(part["keys"] == {} and sorted(part["seeds"]) == sorted(masked) for part in revealed.values())
+    seed = session.combine(revealed, "seeds", "00", list(revealed)[:5])
+    alone = add(masked["00"], negate(session.own_mask(seed)))
+    assert looks_uniform(alone) and not (alone == session.vector).any()
+
+
+def test_the_late_vector_of_a_node_that_was_given_up_is_hidden():
+    """Its key is reconstructed, and its pairwise masks come off; its own mask does not: nobody reveals its seed."""
+    session = Session(6)
+    masked = session.mask()
+    left = [name for name in masked if name != "03"]
+    revealed = {name: session.members[name].unmask(left) for name in left}
+    assert all("03" not in part["seeds"] and list(part["keys"]) == ["03"] for part in revealed.values())
+    key = session.combine(revealed, "keys", "03", left)
+    assert crypto.public_key(key).hex() == session.directory["03"][1]
+    late = masked["03"]
+    for name in left:
+        public = bytes.fromhex(session.directory[name][1])
+        late = add(late, negate(pairwise("session", crypto.private_key(key), public, (2, LENGTH), name > "03")))
+    assert looks_uniform(late) and not (late == session.vector).any()
+    seed = bytes.fromhex(session.members["03"].seed)
+    assert (add(late, negate(session.own_mask(seed))) == session.vector).all()  # it is the seed that hides it
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 6, 9])
+def test_a_server_that_tells_nodes_different_things_does_not_get_both_kinds_of_shares(nodes):
+    """Half of them hear that node 00 is there, the others that it is gone: each kind falls short of the threshold."""
+    session = Session(nodes)
+    masked = session.mask()
+    without = sorted(set(masked) - {"00"})
+    revealed = {}
+    for i, (name, member) in enumerate(session.members.items()):
+        lie = i % 2 and len(without) >= shamir.threshold(nodes)
+        revealed[name] = member.unmask(without if lie else sorted(masked))
+    counts = [sum("00" in part[kind] for part in revealed.values()) for kind in ("seeds", "keys")]
+    assert sum(counts) == nodes and min(counts) < shamir.threshold(nodes)
+    for kind, secret in (("seeds", session.members["00"].seed), ("keys", session.members["00"].masking_key)):
+        senders = [name for name, part in revealed.items() if "00" in part[kind]]
+        enough = len(senders) >= shamir.threshold(nodes)
+        try:
+            found = session.combine(revealed, kind, "00", senders).hex()
+        except FedCalError:
+            found = ""
+        assert (found == secret) == enough
+
+
+def test_a_node_masks_and_unmasks_once():
+    session = Session(3)
+    masked = session.mask()
+    member = session.members["00"]
+    with pytest.raises(FedCalError, match="'mask' is not the next stage"):
+        member.mask(session.sealed_for("00"), session.vector)
+    member.unmask(sorted(masked))
+    with pytest.raises(FedCalError, match="'unmask' is not the next stage"):
+        member.unmask(sorted(masked))
+
+
+def test_a_node_refuses_to_unmask_too_few_or_strangers():
+    for left, words_ in (
+        (["00", "01", "02", "03"], "where 5 are needed"),
+        (["00", "99"], "other nodes"),
+        ("00", "other"),
+    ):
+        session = Session(6)
+        session.mask()
+        with pytest.raises(FedCalError, match=words_):
+            session.members["00"].unmask(left)
+
+
+def test_a_node_refuses_to_mask_with_too_few():
+    session = Session(6)
+    sealed = dict(list(session.sealed_for("00").items())[:3])
+    with pytest.raises(FedCalError, match="4 of 6 nodes are left, where 5 are needed"):
+        session.members["00"].mask(sealed, session.vector)
+
+
+def test_nodes_that_are_shown_different_directories_do_not_mask():
+    """What is sealed is bound to the directory: a server cannot put its own keys into one node's copy only."""
+    members = {name: Member("session") for name in ("a", "b", "c", "d")}
+    directory = {name: member.keys()["keys"] for name, member in members.items()}
+    forged = {**directory, "d": Member("session").keys()["keys"]}
+    shared = {name: members[name].shares(forged if name == "a" else directory) for name in ("a", "b", "c")}
+    with pytest.raises(FedCalError, match="changed on its way"):
+        members["a"].mask({name: shared[name]["sealed"]["a"] for name in ("b", "c")}, encode(np.ones(3), 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "words_"),
+    [
+        (lambda d: {k: d[k] for k in ("00", "01")}, "3 to 63 nodes, not 2"),
+        (lambda d: d | {f"x{i}": [f"{i:064x}", f"{i + 99:064x}"] for i in range(61)}, "3 to 63 nodes, not 64"),
+        (lambda d: {**d, "00": d["01"]}, "same keys"),
+        (
+            lambda d: {k: v for k, v in d.items() if k != "00"} | {"x": Member("s").keys()["keys"]},
+            "not in the server's",
+        ),
+        (lambda d: [1, 2], "cannot be read"),
+        (lambda d: {**d, "01": ["00", "11"]}, "32 bytes"),
+    ],
+)
+def test_a_directory_that_no_honest_server_sends(change, words_):
+    members = {f"{i:02d}": Member("session") for i in range(3)}
+    directory = {name: member.keys()["keys"] for name, member in members.items()}
+    with pytest.raises(FedCalError, match=words_):
+        members["00"].shares(change(directory))
+
+
+def test_a_public_key_of_low_order_is_refused():
+    """With such a key, whose shared secret is 0 whoever has it, the server would know a mask."""
+    members = {name: Member("session") for name in ("a", "b", "c")}
+    directory = {name: member.keys()["keys"] for name, member in members.items()} | {"c": ["00" * 32, "11" * 32]}
+    with pytest.raises(FedCalError, match="public key is damaged"):
+        members["a"].shares(directory)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words_"),
+    [
+        (None, "cannot be read"),
+        ([1], "cannot be read"),
+        ([{"stage": "keys"}], "cannot be read"),
+        ([{"session": "s", "stage": "mask"}], "is gone"),
+        ([{"session": "s", "stage": "keys"}, {"session": "s", "stage": "sing"}], "no stage 'sing'"),
+        ([{"session": "s", "stage": "keys"}, {"session": "s", "stage": "keys"}], "not the next stage"),
+        ([{"session": "s", "stage": "mask"}, {"session": "t", "stage": "mask"}], "cannot be read"),
+        ([{"session": "s", "stage": "keys"}, {"session": "s", "stage": "mask", "words": "2"}], "how many words"),
+    ],
+)
+def test_requests_that_no_honest_server_makes(parts, words_):
+    with pytest.raises(FedCalError, match=words_):
+        SecureNode().reply(parts, lambda words: Layout({}, words).encode({}, 0))
+
+
+def test_a_node_keeps_few_secrets():
+    node = SecureNode()
+    for i in range(10):
+        node.reply([{"session": str(i), "stage": "keys"}], lambda words: encode(np.ones(1), words))
+    assert list(node.members) == ["7", "8", "9"]
+
+
+def test_messages_hold_no_secret(monkeypatch):
+    """Nothing that a node sends holds a secret of its own, or a number of its values, in any form that is not masked."""
+    group = federation(6)
+    secrets = []
+    original = Member.shares
+
+    def shares(self, *args):
+        secrets.extend([self.seed, self.masking_key, self.sealing_key])
+        return original(self, *args)
+
+    monkeypatch.setattr(Member, "shares", shares)
+    group.sum(lambda name, at: name == "002" and at == "mask")
+    sent = "".join(f"{parts}{vector.hex()}" for _, parts, vector in group.seen)
+    assert len(secrets) >= 18 and not any(secret in sent for secret in secrets)
+    for values in group.values.values():
+        encoded = encode(values["hess"].ravel(), 2)
+        assert not any(int(word).to_bytes(8, "little").hex() in sent for word in encoded[0])
