@@ -6,6 +6,7 @@ from fedcal.base.lazy import lazily
 from fedcal.errors import FedCalError, FedCalWarning
 
 if TYPE_CHECKING:
+    from fedcal.assess.evaluation import evaluate
     from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_mass_ece, mce, nll, top_k
     from fedcal.measure.reliability import Reliability
     from fedcal.methods import METHODS
@@ -34,6 +35,7 @@ __all__ = [
     "classwise_ece",
     "ece",
     "equal_mass_ece",
+    "evaluate",
     "export_onnx",
     "match",
     "mce",
@@ -55,6 +57,7 @@ __getattr__, __dir__ = lazily(
         "Reliability": "fedcal.measure.reliability",
         "Scaler": "fedcal.protocol",
         "calibrate": "fedcal.transport.memory",
+        "evaluate": "fedcal.assess.evaluation",
         "export_onnx": "fedcal.serve.model",
         "match": "fedcal.nets.matching",
         "run": "fedcal.simulate.runs",

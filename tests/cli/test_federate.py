@@ -1,11 +1,13 @@
 """`fedcal federate`: what it would start, and what it refuses."""
 
+import os
 import re
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
+from fedcal.base.lock import locked
 from fedcal.cli.main import main
 
 
@@ -67,7 +69,16 @@ def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, words, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_in_use_is_refused(tmp_path, capsys):
+def test_the_second_one_in_a_folder_says_who_holds_it(tmp_path, capsys):
+    with locked(tmp_path / "run", "fedcal federate"):
+        code, _, err = run(capsys, "--out", tmp_path / "run")
+    assert code == 2 and f"run is in use by process {os.getpid()} on " in err and "(fedcal federate, since " in err
+    (tmp_path / "file").touch()
+    code, _, err = run(capsys, "--out", tmp_path / "file")
+    assert code == 2 and "choose a folder" in err and err.count("\n") == 1
+
+
+def test_a_folder_with_a_run_is_refused(tmp_path, capsys):
     (tmp_path / "results.json").write_text("{}")
     code, _, err = run(capsys, "--out", tmp_path)
     assert code == 2 and "holds a run already" in err

@@ -284,3 +284,25 @@ def test_a_federation_of_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert by_hand.classes == whole.classes == ("dog", "cat", "owl")
     assert torch.equal(by_hand.params["temperature"], whole.params["temperature"])
     assert "classes must be" in command(capsys, "server start other --classes dog --sites a", code=2)
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
+def test_further_columns(ending: str, tmp_path: Path) -> None:
+    """They are no scores, follow their rows to the sites, and count towards the limit of memory."""
+    z, y = draw(0)
+    sex, age = np.array(["f", "m"] * 40), np.arange(80) // 20
+    path = tmp_path / f"x.{ending}"
+    sites = np.where(np.arange(80) % 4 < 2, "north", "south")
+    write(str(path), {f"logit_{k}": z[:, k] for k in range(K)}, label=y, site=sites, sex=sex, p_0=age)
+    found = read_sites([path], "logits", columns=["sex", "p_0"])
+    assert found.samples["north"][0].shape == (40, K)
+    for name in ("north", "south"):
+        chosen = sites == name
+        assert found.groups[name]["sex"].tolist() == sex[chosen].tolist()
+        assert found.groups[name]["p_0"].astype(np.str_).tolist() == age[chosen].astype(np.str_).tolist()
+    assert read_sites([path], "logits").groups == {}
+    with pytest.raises(FedCalError, match=r"x\.\w+: unknown column 'sexe': did you mean 'sex'"):
+        read_sites([path], columns=["sexe", "p_0"])
+    least = 8 * 80 * (K + 1) + 80 * 4 * 5  # scores, labels and sites, but no further column
+    with pytest.raises(FedCalError, match="GiB of numbers"):
+        read_sites([path], None, None, least + 8, ["sex", "p_0"])

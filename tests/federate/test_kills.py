@@ -25,8 +25,11 @@ def test_federate_leaves_nothing(tmp_path, how, after):
     assert kills.kill(words, tmp_path, how, after)
 
 
+RUN = "--data heart --rounds 6 --method uncal --method fed-ts --quiet"
+
+
 def test_run_goes_on_to_the_same_bytes(tmp_path):
-    kills.of_command("run", kills.RUN, tmp_path, 2, random.Random(os.getpid()), print)
+    kills.of_command("run", RUN, tmp_path, 1, random.Random(os.getpid()), print)
 
 
 def test_server_goes_on_to_the_same_bytes(tmp_path):

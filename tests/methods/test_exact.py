@@ -248,6 +248,11 @@ def test_rounds_and_bytes_are_counted():
     assert books.total_up == 2 * books.total_down == books.rounds * 16
 
 
+def test_one_round_of_fed_op_is_enough_to_end():
+    logits, labels = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    assert fedcal.calibrate([(logits, labels)], "fed-op:rounds=1").params
+
+
 def test_fed_op_trains_by_summed_gradients():
     logits, labels = skewed(3000, 4, true_t=4.0)
     clients = dealt(logits, labels, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcal import FedCalError
+from fedcal.base.folds import FOLDS
 from fedcal.base.query import Query
 from fedcal.exact.linear import centre
 from fedcal.exact.prepared import ALL
@@ -60,46 +62,62 @@ def test_attack_1_a_request_for_every_logit_and_label() -> None:
 # --- 2: a knife -------------------------------------------------------------------------------------------------------
 
 
+Cut = Callable[
+    [list[float]], Tensor
+]  # planes ↦ for each, the sum of (logits, 1) of all samples beyond it, and a constant
+
+
+def matrix_cut(where: float, sharpness: float) -> Tensor:
+    """A matrix map whose first gradient sums up the samples whose first logit is above `where`."""
+    w = torch.zeros(K, K + 1, dtype=torch.float64)
+    w[0, 0] = sharpness
+    w[0, K], w[1, K] = -sharpness * where / 2, sharpness * where / 2  # so that neither is beyond the bounds
+    w[2, K] = w[1, K] - 1e3
+    return w.flatten()
+
+
 class Knife:
-    """Cut the samples by a plane, steeper and steeper: a gradient then sums up those on one side of it.
+    """Cut the samples by planes, so steep that a gradient sums up those on one side.
 
     The difference between two planes that have one sample between them is that sample's logits.
     """
 
-    def __init__(self, gradient: Callable[[Tensor], Tensor], sharpness: float, limit: int) -> None:
-        self.gradient, self.sharpness, self.left, self.found = gradient, sharpness, limit, list[Tensor]()
+    def __init__(self, cut: Cut, narrowest: float, at_once: int = 1) -> None:
+        self.cut, self.narrowest, self.at_once, self.beyond = cut, narrowest, at_once, dict[float, Tensor]()
 
-    def beyond(self, where: float) -> Tensor:
-        """The sum of (logits, 1) of all samples whose first logit is above `where`, and a constant."""
-        if self.left < 1:
-            raise StopIteration
-        self.left -= 1
-        w = torch.zeros(K, K + 1, dtype=torch.float64)
-        w[0, 0], w[0, K], w[2, K] = self.sharpness, -self.sharpness * where, -1e3
-        return self.gradient(w.flatten()).view(K, K + 1)[0]
+    def slices(self) -> list[tuple[float, float, Tensor]]:
+        """What lies between neighbouring planes."""
+        planes = sorted(self.beyond)
+        return [(a, b, self.beyond[a] - self.beyond[b]) for a, b in pairwise(planes)]
 
-    def run(self, low: float, high: float) -> list[Tensor]:
-        """Halve the stretch until there is one sample in each part, or the questions are used up."""
-        with contextlib.suppress(StopIteration):
-            self._cut(low, self.beyond(low), high, self.beyond(high), 40)
-        return self.found
+    def next_planes(self) -> list[float]:
+        """Halves of the slices with the fewest samples, but more than one; thirds, quarters, … where they are few."""
+        left = [(float(s[K]), a, b) for a, b, s in self.slices() if s[K] > 1.5 and b - a > self.narrowest]
+        left = sorted(left)[: self.at_once]
+        parts = self.at_once // len(left) if left else 0
+        return [a + (b - a) * i / (parts + 1) for _, a, b in left for i in range(1, parts + 1)]
 
-    def _cut(self, low: float, above_low: Tensor, high: float, above_high: Tensor, depth: int) -> None:
-        within = above_low - above_high
-        count = float(within[K])
-        if count < 0.5 or not depth:
-            return
-        if abs(count - 1) < 1e-9:
-            self.found.append(within[:K])
-            return
-        middle = (low + high) / 2
-        above = self.beyond(middle)
-        self._cut(low, above_low, middle, above, depth - 1)
-        self._cut(middle, above, high, above_high, depth - 1)
+    def tell(self, planes: list[float], beyond: Tensor) -> None:
+        self.beyond.update(zip(planes, beyond, strict=True))
+
+    def run(self, low: float, high: float) -> None:
+        """Go on until there is one sample in each slice, or the client replies no more."""
+        for plane in (low, high):
+            self.tell([plane], self.cut([plane]))
+        while planes := self.next_planes():
+            self.tell(planes, self.cut(planes))
+
+    @property
+    def found(self) -> list[Tensor]:
+        return [inside[:K] for _, _, inside in self.slices() if abs(float(inside[K]) - 1) < 1e-9]
 
 
-def gradient_of(attacker: Attacker) -> Callable[[Tensor], Tensor]:
-    return lambda t: attacker.ask(LinearSums((Points("matrix", ALL, "none", t[None]),))).content["0/grad"][0]
+def asks_matrices(attacker: Attacker, sharpness: float) -> Cut:
+    def cut(planes: list[float]) -> Tensor:
+        at = torch.stack([matrix_cut(plane, sharpness) for plane in planes])
+        return attacker.ask(LinearSums((Points("matrix", ALL, "none", at),))).content["0/grad"][:, : K + 1]
+
+    return cut
 
 
 def stolen(found: list[Tensor], logits: Tensor) -> int:
@@ -114,31 +132,77 @@ def test_attack_2_gradients_at_parameters_of_the_servers_choice() -> None:
     """Labelled `fed-ts`, which asks for two numbers: every sample's logits in about three questions each."""
     logits, labels = samples()
     free = Attacker(Client("fed-ts", logits, labels), check=False)  # a client that does not look at what it is asked
-    found = Knife(gradient_of(free), 1e7, 1000).run(-15, 15)
-    assert stolen(found, logits) == N and free.questions < 12 * N
+    knife = Knife(asks_matrices(free, 1e7), 1e-5)
+    knife.run(-15, 15)
+    assert stolen(knife.found, logits) == N and free.questions < 12 * N
+    several = Attacker(Client("fed-ts", logits, labels), check=False)
+    knife = Knife(asks_matrices(several, 1e7), 1e-5, at_once=128)
+    knife.run(-15, 15)
+    assert stolen(knife.found, logits) == N and several.questions < 10  # many maps in one request
 
     guarded = Attacker(Client("fed-ts", logits, labels, policy=Policy()), check=True)
     with pytest.raises(FedCalError, match="asks for LinearSums, which fed-ts never does: do not reply"):
-        Knife(gradient_of(guarded), 1e7, 1000).run(-15, 15)
+        Knife(asks_matrices(guarded, 1e7), 1e-5).run(-15, 15)
     for b in (1e7, 1e3, 1e-3):  # nor at temperatures that no fit comes to
         with pytest.raises(FedCalError, match="which no fit comes to: do not reply"):
             guarded.ask(Slope(b))
 
 
+SHARPEST, REACH = 3e3, 6.0  # what the bounds leave
+
+
+def steal_within_fed_matrix(logits: Tensor, labels: Tensor) -> tuple[int, int]:
+    """One map in each request, as many requests as the policy allows: samples found, and questions."""
+    server = Attacker(Client("fed-matrix", logits, labels, policy=Policy()), check=True)
+    knife = Knife(asks_matrices(server, SHARPEST), 1e-3)
+    with contextlib.suppress(FedCalError):
+        knife.run(-REACH, REACH)
+    return stolen(knife.found, logits), server.questions
+
+
+def steal_within_fedcal_plus(logits: Tensor, labels: Tensor) -> tuple[int, int]:
+    """Six maps in each request of all samples; then six of all and of those outside each fold, which gives each fold's."""
+    server = Attacker(Client("fedcal-plus", logits, labels, policy=Policy()), check=True)
+    whole, low, high = Knife(asks_matrices(server, SHARPEST), 1e-3, 6), -REACH, REACH
+    by_fold = [Knife(asks_matrices(server, SHARPEST), 1e-3, 6) for _ in range(FOLDS)]
+
+    def cut_folds(planes: list[float]) -> None:
+        at = torch.stack([matrix_cut(plane, SHARPEST) for plane in planes])
+        query = LinearSums(tuple(Points("matrix", fold, "none", at) for fold in (ALL, *range(FOLDS))))
+        sums = server.ask(query).content
+        for fold, knife in enumerate(by_fold):
+            knife.tell(planes, (sums["0/grad"] - sums[f"{fold + 1}/grad"])[:, : K + 1])
+
+    with contextlib.suppress(FedCalError):
+        for begun in range(4):
+            for _ in range(9):
+                planes = whole.next_planes() if whole.beyond else [low, low / 2, 0.0, high / 4, high / 2, high]
+                if planes:
+                    whole.tell(planes, whole.cut(planes))
+            for i in range(3):
+                start = np.linspace(low, high, 6).tolist()
+                cut_folds(start if begun == i == 0 else by_fold[(3 * begun + i) % FOLDS].next_planes() or [0.5])
+    found = [one for knife in (whole, *by_fold) for one in knife.found]
+    return stolen(found, logits), server.questions
+
+
 def test_attack_2_within_the_stages() -> None:
-    """What remains, where the method is one of matrices: as many questions as four beginnings have, and no sharper knife."""
+    """What remains, where the method is one of matrices: as many questions as two fits have, and no sharper knife."""
     logits, labels = samples(200)
     client = Client("fed-matrix", logits, labels, policy=Policy())
     server = Attacker(client, check=True)
     with pytest.raises(FedCalError, match="which no fit comes to"):
-        Knife(gradient_of(server), 1e7, 1000).run(-15, 15)
-    server.questions = 0
-    knife = Knife(gradient_of(server), 3e3, 1000)
-    with pytest.raises(FedCalError, match="more often than it needs"):
-        knife.run(-3.3, 3.3)
-    assert server.questions == 241 and stolen(knife.found, logits) <= 30  # of 200; without a policy all of them
-    with pytest.raises(FedCalError, match="more often than it needs"):
-        server.ask(Start())
+        Knife(asks_matrices(server, 1e7), 1e-5).run(-15, 15)
+    with pytest.raises(FedCalError, match="does not, or more often than it needs"):
+        Knife(asks_matrices(server, SHARPEST), 1e-5).cut([-1.0, 1.0])
+    assert client.talk.replies == 0
+    found, questions = steal_within_fed_matrix(logits, labels)
+    assert 5 < found <= 60 and questions == 129  # of 200; without a policy all of them
+
+
+def test_attack_2_within_the_stages_of_fedcal_plus() -> None:
+    found, questions = steal_within_fedcal_plus(*samples(200))
+    assert 5 < found <= 120 and questions <= 48
 
 
 def test_attack_2_differences_between_folds() -> None:
@@ -193,5 +257,5 @@ def test_a_request_clipped_twice_is_two_requests() -> None:
     from fedcal.protocol import Privacy
 
     one = Request(FEDERATION, 1, Slope(1.0), Privacy(float("inf"), clip=1.0))
-    other = replace(one, clipping=Privacy(float("inf"), clip=2.0))
+    other = replace(one, privacy=Privacy(float("inf"), clip=2.0))
     assert one.digest != other.digest and Request(FEDERATION, 1, Slope(1.0)).digest != one.digest

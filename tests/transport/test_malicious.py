@@ -72,7 +72,7 @@ def less(index: Any, value: float) -> Callable[[Tensor], Tensor]:
 
 LIES: dict[str, tuple[str, Lie, str]] = {  # method, what eve sends instead, and words of the reason
     "a Hessian of -1e10": ("fed-bias", told("0/hess", lambda v: v * 0 - 1e10), "negative second derivative"),
-    "a Hessian that is not symmetric": ("fed-bias", told("0/hess", less((0, 1), 9.0)), "not symmetric"),
+    "a Hessian that bends down": ("fed-bias", told("0/hess", less(1, 60.0)), "not positive semi-definite"),
     "a Hessian beyond its squares": ("fed-bias", told("0/hess", lambda v: v * 1e9), "samples of such logits"),
     "a gradient beyond its squares": ("fed-bias", told("0/grad", lambda v: v * 1e9), "samples of such logits"),
     "a curvature of -1e10": ("fed-ts", told("slope", less(1, -1e10)), "negative curvature"),
@@ -82,12 +82,12 @@ LIES: dict[str, tuple[str, Lie, str]] = {  # method, what eve sends instead, and
     "a negative histogram": ("fed-hist", told("histogram", lambda v: -v), "negative count"),
     "more hits than samples": (
         "fed-hist",
-        told("histogram", lambda v: v * torch.tensor([1.0, 1, 9])[:, None]),
+        told("histogram", lambda v: v * torch.tensor([1.0, 9, 1, 1, 1])[:, None]),
         "more hits",
     ),
     "confidences of any size": (
         "fed-hist",
-        told("histogram", lambda v: v * torch.tensor([1.0, 9, 1])[:, None]),
+        told("histogram", lambda v: v * torch.tensor([1.0, 1, 9, 1, 1])[:, None]),
         "outside",
     ),
     "a temperature of 0": ("avg-t", told("temperature", lambda v: v * 0), "is 0, where a fit gives 0.05 to 20"),
@@ -362,13 +362,14 @@ def test_a_site_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], atta
     (tmp_path / "second").write_bytes(pack_request(other, Request(plan.federation, 2, query), ["anna"]))
     command = ["client", "reply", "PATH", str(tmp_path / "anna.npz"), "--out", str(tmp_path / "reply")]
     assert call([*command[:2], str(tmp_path / "first"), *command[3:]]) == 0
-    before = (tmp_path / "anna.state.safetensors").read_bytes()
+    state = tmp_path / "anna.state" / f"{plan.federation}.safetensors"
+    before = state.read_bytes()
     (tmp_path / "reply").unlink()
     capsys.readouterr()
     assert call([*command[:2], str(tmp_path / "second"), *command[3:]]) == 2
     said = capsys.readouterr().err
     assert words in " ".join(said.split()) and "Traceback" not in said
-    assert not (tmp_path / "reply").exists() and (tmp_path / "anna.state.safetensors").read_bytes() == before
+    assert not (tmp_path / "reply").exists() and state.read_bytes() == before
 
 
 def call(command: list[str]) -> int:

@@ -63,6 +63,7 @@ def federate(
 
     With TLS and node keys, made for it, unless --insecure. --dry-run prints the commands, to be copied to real machines.
     """
+    from fedcal.base.lock import locked
     from fedcal.data import DATASETS
     from fedcal.federate import launch
     from fedcal.secure import divide, threshold
@@ -90,13 +91,12 @@ def federate(
         for line in plan.commands():
             print(line)
         return
-    check_folder(out_dir, config, resume, overwrite)
-    if not quiet:
-        names = ", ".join(plan.names)
-        out.print(
-            f"{len(plan.names)} nodes ({escape(names)}); logs in {escape(str(plan.flower / 'logs'))}", soft_wrap=True
-        )
-    with when_stopped(f"finished rounds are kept in {out_dir}: go on with the same command and --resume"):
+    kept = f"finished rounds are kept in {out_dir}: go on with the same command and --resume"
+    with locked(out_dir, "fedcal federate"), when_stopped(kept):
+        check_folder(out_dir, config, resume, overwrite)
+        if not quiet:
+            names, logs = escape(", ".join(plan.names)), escape(str(plan.flower / "logs"))
+            out.print(f"{len(plan.names)} nodes ({names}); logs in {logs}", soft_wrap=True)
         launch.federate(plan, limit, resume, keep_keys)
     if not quiet:
         _tell(out_dir)

@@ -1,4 +1,4 @@
-"""Commands on users' own files: calibrate, apply, evaluate. They parse and call."""
+"""Commands on users' own files: calibrate, apply. They parse and call."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def calibrate(
         return
     names = {"before": "before", "global": "global scaler", "own": "each client's own"}
     if estimated:
-        _print_table([table_row(names[view], estimated.pooled(view)) for view in estimated.tallies])
+        print_table([table_row(names[view], estimated.pooled(view)) for view in estimated.tallies])
         for view in estimated.tallies:
             about = summary["estimate"][view]
             out.print(f"worst client, {names[view]}: {safe(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
@@ -159,57 +159,6 @@ def apply(
     out.print(f"{len(logits)} samples: [bold]{safe(out_file)}[/bold]", soft_wrap=True)
 
 
-def evaluate(
-    files: Files,
-    scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
-    own: Annotated[bool, typer.Option("--own", help="With --scaler: each site by its own part.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Also write an HTML page with reliability diagrams.")] = None,
-    probs: Kind = None,
-    classes: Classes = None,
-    max_bytes: MaxBytes = MOST_BYTES,
-) -> None:
-    """Measure files with logits or probabilities and labels: each site, and all of them together.
-
-    With --scaler, before and after. The samples should not be those that the scaler was fitted on.
-    """
-    from fedcal.data.logit_files import read_sites
-    from fedcal.measure.views import View, measure, unchanged
-    from fedcal.protocol import Scaler
-    from fedcal.report.sites import COLUMNS, table_row, write_sites
-    from fedcal.report.words import difference
-
-    if own and scaler is None:
-        raise FedCalError("--own needs --scaler, whose own parts are meant")
-    check_outputs({"--report": report}, [*files, scaler])
-    calibration = Scaler.load(scaler) if scaler else None
-    known = calibration.classes if calibration else ()
-    sites = read_sites(files, kind_of(probs), parse_classes(classes) or known or None, max_bytes).samples
-    views: dict[str, View] = {"before": unchanged}
-    if calibration is not None:
-        views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
-    found = measure(sites, views)
-    before, after = found.rows("before"), found.rows("after") if calibration else None
-    shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
-    rows = [table_row(name, before[name]) for name in shown]
-    if after:
-        rows = [
-            row
-            for name in shown
-            for row in (table_row(f"{name}, before", before[name]), table_row(f"{name}, after", after[name]))
-        ]
-    ece = {name: tally.reliability.ece() for name, tally in found.tallies["after" if after else "before"].items()}
-    worst = max(ece, key=lambda name: ece[name])
-    if report is not None:
-        title = f"{len(sites)} sites" + (f", calibrated by {scaler}" if scaler else "")
-        write_sites(report, title, ["site", *COLUMNS[1:]], rows, after or before, before if after else None)
-    _print_table(rows)
-    if after:
-        print(f"after against before: {difference(found.difference('after', 'before'))}")
-    out.print(f"worst client: {safe(worst)}, ECE {ece[worst]:.2%}")
-    if report is not None:
-        out.print(f"Report: [bold]{safe(report)}[/bold]", soft_wrap=True)
-
-
 def parse_classes(text: str | None) -> list[Any] | None:
     """`a,b,c` as a list; numbers, where all are."""
     if text is None:
@@ -223,7 +172,7 @@ def kind_of(probs: bool | None) -> Any:
     return None if probs is None else "probs" if probs else "logits"
 
 
-def _print_table(rows: list[list[str]]) -> None:
+def print_table(rows: list[list[str]]) -> None:
     from fedcal.report.sites import COLUMNS
 
     if rows:

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcal import __version__
-from fedcal.cli import exchange as cli_exchange
+from fedcal.cli import evaluate_files as cli_evaluate
+from fedcal.cli import evaluate_sums as cli_sums
 from fedcal.cli import federate as cli_federate
 from fedcal.cli import logits as cli_files
 from fedcal.cli.start import safe, start, when_stopped
@@ -34,8 +35,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what there is, and their files.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(cli_exchange.server_app, name="server")
-app.add_typer(cli_exchange.client_app, name="client")
+app.add_typer(cli_sums.server_app, name="server")
+app.add_typer(cli_sums.client_app, name="client")
 out = Console()
 
 
@@ -144,7 +145,7 @@ def _command_from_config() -> Any:
 
 
 app.command("run")(_command_from_config())
-commands = cli_files.calibrate, cli_files.apply, cli_files.evaluate, cli_federate.federate
+commands = cli_files.calibrate, cli_files.apply, cli_evaluate.evaluate, cli_federate.federate
 for command in commands:
     app.command()(command)
 

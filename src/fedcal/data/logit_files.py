@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Rows:
     labels: np.ndarray | None  # (N,) numbers or strings, where the file has them
     sites: np.ndarray | None  # (N,) names
     probs: bool  # whether it held probabilities
+    groups: dict[str, np.ndarray] = field(default_factory=dict)  # (N,) each: the further columns that were asked for
 
     def by_site(self, default: str) -> dict[str, Any]:
         """Each site's rows; all of them are of `default` where the file does not say."""
@@ -55,40 +56,48 @@ class Sites:
     samples: dict[str, tuple[Tensor, Tensor]]  # logits and columns by name, sorted
     classes: np.ndarray | None  # the label of each column; None where labels are the columns' numbers
     probs: bool  # whether all files held probabilities
+    groups: dict[str, dict[str, np.ndarray]]  # by site, the further columns that were asked for
 
 
 # --- what the files hold ----------------------------------------------------------------------------------------------
 
 
-def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES) -> Rows:
+def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES, columns: Sequence[str] = ()) -> Rows:
     """Checked samples.
 
     Args:
         path: the file.
         kind: what arrays of other names are, or which of two to take.
         most_bytes: that the file's arrays may take in memory.
+        columns: further ones to read, such as subgroups.
     """
     try:
-        held = read_content(path, kind, most_bytes)
+        held = read_content(path, kind, most_bytes, columns)
         meant = kind or KINDS[held.name]
         logits = _as_logits(held.scores, meant, sure=kind is not None)
         if not len(logits):
             raise FedCalError("no samples: leave this site out")
         labels, sites = _column(held.labels, "labels", len(logits)), _column(held.sites, "sites", len(logits))
-        return Rows(logits, labels, None if sites is None else sites.astype(np.str_), meant == "probs")
+        groups = {name: np.asarray(_column(values, name, len(logits))) for name, values in held.others.items()}
+        return Rows(logits, labels, None if sites is None else sites.astype(np.str_), meant == "probs", groups)
     except FedCalError as error:
         raise FedCalError(f"{path}: {error}") from None
 
 
 def read_sites(
-    paths: Sequence[Path], kind: Kind | None = None, classes: Any = None, most_bytes: int = MOST_BYTES
+    paths: Sequence[Path],
+    kind: Kind | None = None,
+    classes: Any = None,
+    most_bytes: int = MOST_BYTES,
+    columns: Sequence[str] = (),
 ) -> Sites:
     """Labelled sites, all with as many classes.
 
     Rows that a `site` column gives one name are one client, whichever files they are in. A name that only a file's name
-    suggests must be the only one of its kind: two such files are more likely a mistake.
+    suggests must be the only one of its kind: two such files are more likely a mistake. `columns` are further ones to read,
+    such as subgroups.
     """
-    files = [(path, read_rows(path, kind, most_bytes)) for path in paths]
+    files = [(path, read_rows(path, kind, most_bytes, columns)) for path in paths]
     width = files[0][1].logits.shape[1]
     for path, rows in files:
         if rows.logits.shape[1] != width:
@@ -97,6 +106,7 @@ def read_sites(
             )
     found = find_classes((_labelled(path, rows) for path, rows in files), width, classes)
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    groups: dict[str, dict[str, list[np.ndarray]]] = {}
     by_file: set[str] = set()
     for path, rows in sorted(files, key=lambda file: file[0]):  # so that the order of arguments changes nothing
         labels = _columns(path, rows, found)
@@ -106,8 +116,11 @@ def read_sites(
             if rows.sites is None:
                 by_file.add(name)
             parts.setdefault(name, []).append((rows.logits[chosen], labels[chosen]))
+            for column, values in rows.groups.items():
+                groups.setdefault(name, {}).setdefault(column, []).append(values[chosen])
     samples = {name: _joined(some) for name, some in sorted(parts.items())}
-    return Sites(samples, found, all(rows.probs for _, rows in files))
+    joined = {name: {column: np.concatenate(some) for column, some in of.items()} for name, of in groups.items()}
+    return Sites(samples, found, all(rows.probs for _, rows in files), joined)
 
 
 def read_site(

@@ -115,7 +115,12 @@ class Skew:
 
 
 def together(name: str, clients: list[Client]) -> Client:
-    """Return one client that holds everybody's data."""
+    """Return one client that holds everybody's data.
+
+    Args:
+        name: of that client.
+        clients: those whose data it holds.
+    """
     parts = ("train_x", "train_y", "cal_x", "cal_y", "test_x", "test_y")
     return Client(name, *(torch.cat([getattr(client, part) for client in clients]) for part in parts))
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from fedcal.base.store import MOST_BYTES, regular_size
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, unknown
 
 Kind = Literal["logits", "probs"]
 LABELS = ("labels", "label")
@@ -39,27 +39,29 @@ class Content(NamedTuple):
     scores: Any
     labels: Any
     sites: Any
+    others: dict[str, Any]  # further columns that were asked for, by name
 
 
-def read_content(path: Path, kind: Kind | None, most_bytes: int = MOST_BYTES) -> Content:
+def read_content(path: Path, kind: Kind | None, most_bytes: int = MOST_BYTES, others: Sequence[str] = ()) -> Content:
     """Read a file's arrays.
 
     Args:
         path: a .npz, .csv or .parquet.
         kind: what arrays of other names are, or which of two to take.
         most_bytes: that the arrays may take in memory.
+        others: further columns (in .npz arrays) to read, such as subgroups. They are no scores, whatever their names.
 
     Raises:
-        FedCalError: where the file is missing, damaged, too large, or does not say what its columns are.
+        FedCalError: where the file is missing, damaged, too large, lacks a column, or does not say what its columns are.
     """
-    readers: dict[str, Callable[[Path, Kind | None, int], Content]]
+    readers: dict[str, Callable[[Path, Kind | None, int, Sequence[str]], Content]]
     readers = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise FedCalError(f"a site's file is one of {', '.join(readers)}, not {path.suffix or 'without ending'!r}")
     try:
         check_size(regular_size(path), AS_TEXT * most_bytes)
-        return reader(path, kind, most_bytes)
+        return reader(path, kind, most_bytes, others)
     except FileNotFoundError:
         raise FedCalError("no such file") from None
 
@@ -73,9 +75,9 @@ def check_size(n_bytes: int, most_bytes: int) -> None:
         )
 
 
-def _choose(names: Iterable[str], kind: Kind | None) -> str:
+def _choose(names: Iterable[str], kind: Kind | None, others: Sequence[str] = ()) -> str:
     """The one array that holds the scores."""
-    names = [name for name in names if name not in NOT_SCORES]
+    names = [name for name in names if name not in (*NOT_SCORES, *others)]
     known = [name for name in names if name in KINDS]
     fitting = (
         [name for name in known if kind in (None, KINDS[name]) or name == EITHER] if known else names if kind else []
@@ -98,7 +100,13 @@ def _one_of(names: Sequence[str], found: Iterable[str]) -> str | None:
     return held[0] if held else None
 
 
-def _npz(path: Path, kind: Kind | None, most_bytes: int) -> Content:
+def _check_held(others: Sequence[str], found: Sequence[str]) -> None:
+    for name in others:
+        if name not in found:
+            raise unknown("column", name, found)
+
+
+def _npz(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) -> Content:
     try:
         with path.open("rb") as file:
             if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
@@ -106,11 +114,13 @@ def _npz(path: Path, kind: Kind | None, most_bytes: int) -> Content:
             file.seek(0)
             with zipfile.ZipFile(file) as archive:
                 names = [name.removesuffix(".npy") for name in archive.namelist()]
-                name, labels, sites = _choose(names, kind), _one_of(LABELS, names), _one_of(SITES, names)
-                wanted = [one for one in (name, labels, sites) if one is not None]
+                _check_held(others, names)
+                name, labels, sites = _choose(names, kind, others), _one_of(LABELS, names), _one_of(SITES, names)
+                wanted = [one for one in dict.fromkeys((name, labels, sites, *others)) if one is not None]
                 check_size(sum(_array_bytes(archive, one) for one in wanted), most_bytes)
                 arrays = {one: _array(archive, one) for one in wanted}
-                return Content(name, arrays[name], arrays.get(labels or ""), arrays.get(sites or ""))
+                further = {one: arrays[one] for one in others}
+                return Content(name, arrays[name], arrays.get(labels or ""), arrays.get(sites or ""), further)
     except (
         OSError,
         ValueError,
@@ -160,14 +170,21 @@ class Plan(NamedTuple):
     scores: list[int]  # in the order of classes
     label: int | None
     site: int | None
+    others: dict[str, int]
+
+    @property
+    def besides(self) -> list[int]:
+        """The columns that hold no scores."""
+        return [i for i in dict.fromkeys((self.label, self.site, *self.others.values())) if i is not None]
 
 
-def _plan(header: list[str], kind: Kind | None) -> Plan:
+def _plan(header: list[str], kind: Kind | None, others: Sequence[str]) -> Plan:
     at: dict[str, dict[int, int]] = {}
-    others = [i for i, name in enumerate(header) if name not in NOT_SCORES]
+    free = [i for i, name in enumerate(header) if name not in (*NOT_SCORES, *others)]
     if len(set(header)) < len(header):
         raise FedCalError("two columns have one name: name them apart")
-    for i in others:
+    _check_held(others, header)
+    for i in free:
         if match := COLUMN.fullmatch(header[i]):
             if len(match[2]) > 9:
                 raise FedCalError(f"column {header[i][:40]}…: classes are numbered from 0")
@@ -175,13 +192,13 @@ def _plan(header: list[str], kind: Kind | None) -> Plan:
             if (other := numbered.setdefault(int(match[2]), i)) != i:
                 raise FedCalError(f"columns {header[other]} and {header[i]} are of one class: leave one of them")
     if not at:  # a single column of two classes
-        at = {header[i]: {0: i} for i in others if header[i] in KINDS}
+        at = {header[i]: {0: i} for i in free if header[i] in KINDS}
     if not at and kind is None:
         raise FedCalError(
             f"columns {', '.join(header) or 'none'}: name them logit_0 … or p_0 …, or say --logits or --probs"
         )
     name = _choose(at or ["columns"], kind)
-    columns = at.get(name, dict(enumerate(others)))
+    columns = at.get(name, dict(enumerate(free)))
     if missing := [k for k in range(len(columns)) if k not in columns]:
         raise FedCalError(f"column {name}_{missing[0]} is missing: classes are numbered from 0")
     label, site = (_one_of(names, header) for names in (LABELS, SITES))
@@ -190,16 +207,17 @@ def _plan(header: list[str], kind: Kind | None) -> Plan:
         [columns[k] for k in range(len(columns))],
         None if label is None else header.index(label),
         None if site is None else header.index(site),
+        {one: header.index(one) for one in others},
     )
 
 
-def _csv(path: Path, kind: Kind | None, most_bytes: int) -> Content:
+def _csv(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) -> Content:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
             header = [name.strip() for name in next(csv.reader([_line(file, 1)]), [])]
-            plan, start = _plan(header, kind), file.tell()
+            plan, start = _plan(header, kind, others), file.tell()
             rows = _count_rows(file, len(header))
-            check_size(rows * 8 * (len(plan.scores) + (plan.label is not None) + (plan.site is not None)), most_bytes)
+            check_size(rows * 8 * (len(plan.scores) + len(plan.besides)), most_bytes)
             warnings.simplefilter("ignore")  # of a file without rows
 
             def read(columns: list[int], kind: Any = float) -> np.ndarray:
@@ -211,7 +229,8 @@ def _csv(path: Path, kind: Kind | None, most_bytes: int) -> Content:
                 return None if column is None else _as_words(read([column], object)[:, 0].tolist(), most_bytes)
 
             scores, labels = _numbers(read, words, plan)
-            return Content(plan.name, scores, labels, words(plan.site))
+            further = {name: words(column) for name, column in plan.others.items()}
+            return Content(plan.name, scores, labels, words(plan.site), further)
     except (OSError, ValueError, csv.Error) as error:
         if isinstance(error, FedCalError | FileNotFoundError):
             raise
@@ -256,23 +275,22 @@ def _numbers(read: Callable[[list[int]], np.ndarray], words: Callable[[int], Any
         return read(plan.scores), words(plan.label)
 
 
-def _parquet(path: Path, kind: Kind | None, most_bytes: int) -> Content:
+def _parquet(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) -> Content:
     arrow, parquet = pyarrow()
     try:
         schema, about = parquet.read_schema(path), parquet.read_metadata(path)
         header = list(schema.names)
-        plan = _plan(header, kind)
-        others = [i for i in (plan.label, plan.site) if i is not None]
-        texts = [header[i] for i in others if _is_text(arrow, schema.field(i).type)]
-        for i in (*plan.scores, *others):
+        plan = _plan(header, kind, others)
+        texts = [header[i] for i in plan.besides if _is_text(arrow, schema.field(i).type)]
+        for i in (*plan.scores, *plan.besides):
             of = schema.field(i).type
             number = arrow.types.is_integer(of) or arrow.types.is_floating(of)
             if not number and (i in plan.scores or (not arrow.types.is_boolean(of) and header[i] not in texts)):
                 raise FedCalError(
                     f"column {header[i]} holds {of}: give numbers{'' if i in plan.scores else ' or words'}"
                 )
-        check_size(8 * about.num_rows * (len(plan.scores) + len(others)), most_bytes)
-        wanted = [header[i] for i in (*plan.scores, *others)]
+        wanted = [header[i] for i in (*plan.scores, *plan.besides)]
+        check_size(8 * about.num_rows * len(wanted), most_bytes)
         table = parquet.ParquetFile(path, read_dictionary=texts).read(columns=wanted)
 
         def column(i: int | None) -> Any:
@@ -284,7 +302,8 @@ def _parquet(path: Path, kind: Kind | None, most_bytes: int) -> Content:
             return _as_words(held.to_pylist(), most_bytes)
 
         scores = np.stack([column(i) for i in plan.scores], axis=1)
-        return Content(plan.name, scores, column(plan.label), column(plan.site))
+        further = {name: column(i) for name, i in plan.others.items()}
+        return Content(plan.name, scores, column(plan.label), column(plan.site), further)
     except (OSError, ValueError, arrow.lib.ArrowException) as error:
         if isinstance(error, FedCalError | FileNotFoundError):
             raise

@@ -61,6 +61,9 @@ class Processes:
             assert self._keeper.stdin
             self._keeper.stdin.close()
             self._keeper.wait()
+            for process in self.running.values():  # it is dead, but may not have left yet
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
         finally:
             for one, handler in self._before.items():
                 signal.signal(one, handler)

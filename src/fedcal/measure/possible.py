@@ -44,13 +44,13 @@ def contradiction(tally: Any) -> str:
     if (tally.hits > np.minimum(labels, tally.predicted)).any():
         return "a class has more hits than samples or predictions"
     for name, part in {"reliability": tally.reliability, "fine": tally.fine}.items():
-        if why := _odd_bins(part.edges, part.sums()[None], n):
+        if why := odd_bins(part.edges, part.sums()[None], n):
             return f"{name!r} {why}"
         if part.correct.sum() != tally.correct:
             return f"{name!r} has another number of correct samples"
         if abs(float(part.confidence_sum.sum()) - tally.confidence) > slack:
             return f"{name!r} has another sum of confidences"
-    if why := _odd_bins(tally.reliability.edges, tally.classes, n):
+    if why := odd_bins(tally.reliability.edges, tally.classes, n):
         return f"'classwise' {why}"
     if abs(sum(float(part.confidence_sum.sum()) for part in tally.classwise) - n) > slack * k:
         return "the classes' probabilities do not add up to 1"
@@ -61,7 +61,7 @@ def contradiction(tally: Any) -> str:
     return ""
 
 
-def _odd_bins(edges: np.ndarray, sums: np.ndarray, n: int) -> str:
+def odd_bins(edges: np.ndarray, sums: np.ndarray, n: int) -> str:
     """Why no n samples give these bins' sums, (…, 4, bins)."""
     count, correct, high, low = np.moveaxis(sums, 1, 0)
     if (sums < 0).any() or (count > n).any() or (high > n << 26).any() or (low > n << 26).any():

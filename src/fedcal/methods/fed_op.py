@@ -66,7 +66,7 @@ class FedOP(Additive):
         decay = torch.cat([torch.full((v.numel(),), self.lr * self.weight_decay * (v.ndim > 1)) for v in net.values()])
         adam = Adam(flat, self.lr, decay.double())
         stopping = EarlyStopping(flat, self.patience, margin=1e-6)
-        for _ in range(self.rounds - 1):
+        for _ in range(max(self.rounds - 1, 1)):
             sums = yield NetGradient(unflatten(flat, net))
             if not stopping.goes_on(flat, sums["stop_loss"] / sums["stop_n"].clamp_min(1)):
                 break

@@ -100,7 +100,7 @@ class Method(ABC):
 
     @abstractmethod
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
-        """What its server asks, in that order; any of them may be skipped. A client with a policy replies to no more.
+        """Return what its server asks, in that order; any of it may be skipped. A client with a policy replies to no more.
 
         Args:
             n_classes: K of the logits.

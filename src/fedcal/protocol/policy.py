@@ -20,7 +20,7 @@ from typing import Any
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.query import Query, fingerprint
 from fedcal.errors import FedCalError, counted, unknown
-from fedcal.exact.private_queries import Confidences, Gains, MatrixSums, Measure, Scales, ScaleSums
+from fedcal.exact.private_queries import Confidences, Gains, MatrixSums, Measure, PrivateQuery, Scales, ScaleSums
 from fedcal.methods import Method, get_method, spec_of
 from fedcal.methods.method import Stage
 from fedcal.protocol.messages import Request
@@ -233,7 +233,8 @@ class Policy:
         talk = self.check_federation(talk, request.federation, method, n_classes)
         if talk.last == request.digest:
             return talk
-        needed = sum(stage.times for stage in stages_of(method, n_classes))
+        private = isinstance(request.query, PrivateQuery)
+        needed = sum(stage.times for stage in (PRIVATE_STAGES if private else method.stages(n_classes)))
         most = FITS * needed if self.max_rounds is None else self.max_rounds
         if talk.replies >= most:
             raise FedCalError(f"this site has replied in {counted(most, 'round')}: its policy allows no more")

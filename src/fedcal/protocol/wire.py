@@ -215,12 +215,22 @@ def _check_few(client: str, table: dict[str, Any], *words: str) -> None:
 
 
 def privacy_to_json(privacy: Privacy | None) -> Header:
-    """Return the privacy that clients are asked to keep to, as JSON values."""
+    """Return the privacy that clients are asked to keep to, as JSON values.
+
+    Args:
+        privacy: the server's, if it has one.
+    """
     return {"privacy": asdict(privacy)} if privacy else {}
 
 
 def privacy_from_json(header: Header) -> Privacy | None:
     """Read the privacy that clients are asked to keep to.
+
+    Args:
+        header: of a message.
+
+    Returns:
+        The privacy; None where the header names none.
 
     Raises:
         FedCalError: where it cannot be read.

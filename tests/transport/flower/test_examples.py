@@ -15,7 +15,7 @@ from flwr.app import Context, RecordDict
 
 from fedcal import Scaler
 from fedcal.base.store import read_json
-from fedcal.federate.launch import ENVIRONMENT
+from fedcal.federate.plan import ENVIRONMENT
 from fedcal.transport.flower import LocalGrid
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

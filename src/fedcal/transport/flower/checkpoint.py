@@ -2,7 +2,7 @@
 
     training.safetensors   rounds done, the model, what the inner strategy holds, and the calibration server's state
     round-*.safetensors    the rounds on the frozen model (transport/journal.py)
-    log.json               who took part in which round, and who did not
+    log.json               who took part in which round, who did not, and the nodes' names
 
 Files are written whole or not at all. The folder is deleted when the run is done.
 """
@@ -26,9 +26,10 @@ from fedcal.transport.flower.records import from_record, to_record
 from fedcal.transport.flower.server import Nodes
 from fedcal.transport.journal import Journal
 
-SCHEMA = 2
+SCHEMA = 3
 ENTRY = Record({"phase": Exactly(("training", "calibration", "evaluation")), "round": COUNT}, open=True)
-LOG = Record({"rounds": ListOf(ENTRY), "faults": ListOf(Record({**ENTRY.fields, "reason": Text(any=True)}, open=True))})
+FAULT = Record({**ENTRY.fields, "reason": Text(any=True)}, open=True)
+LOG = Record({"rounds": ListOf(ENTRY), "faults": ListOf(FAULT), "names": MapOf(Text(any=True))})
 TRAINING = Record(
     {"schema": Exactly((SCHEMA,)), "training": COUNT, "inner": MapOf(Anything()), "server": MapOf(Anything())}
 )
@@ -60,7 +61,7 @@ class Checkpoint:
             self._journal.append(server)
 
     def load(self, model: ArrayRecord, server: Server, nodes: Nodes) -> tuple[int, ArrayRecord]:
-        """Bring server, nodes and strategy to where they were.
+        """Bring server, nodes and strategy to where they were; where nothing is written yet, write that they begin.
 
         Args:
             model: the one to begin with, if there is nothing to go on from.
@@ -74,7 +75,8 @@ class Checkpoint:
             FedCalError: where the folder is damaged, or of another method, strategy or model.
         """
         path = self.folder / "training.safetensors"
-        if not path.exists():
+        if not path.exists():  # nodes keep to the federation that asks first: its name must outlive a kill in any round
+            self.save_training(0, model, server, nodes)
             return 0, model
         tensors, about = read_tensors(path)
         if about.get("schema") != SCHEMA:
@@ -94,6 +96,7 @@ class Checkpoint:
         last = {"training": done, "calibration": server.ledger.rounds, "evaluation": -1}
         nodes.rounds = [one for one in written["rounds"] if one["round"] <= last[one["phase"]]]
         nodes.faults = [one for one in written["faults"] if one["round"] <= last[one["phase"]]]
+        nodes.earlier = {int(node): name for node, name in written["names"].items() if node.isdecimal()}
         return done, to_record(_ordered(unnest("model", tensors), model))
 
     def clear(self) -> None:
@@ -101,7 +104,9 @@ class Checkpoint:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _save_log(self, nodes: Nodes) -> None:
-        write_json(self.folder / "log.json", {"rounds": nodes.rounds, "faults": nodes.faults}, private=True)
+        names = {str(node): name for node, name in (nodes.earlier | nodes.names).items()}
+        log = {"rounds": nodes.rounds, "faults": nodes.faults, "names": names}
+        write_json(self.folder / "log.json", log, private=True)
 
 
 def _ordered(tensors: Params, like: ArrayRecord) -> Params:

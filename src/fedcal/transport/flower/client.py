@@ -10,7 +10,7 @@ SuperNode.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,8 @@ def calibration_mod(
     classes: Any = None,
     policy: Policy | None = None,
     secure: bool = False,
+    share_scores: bool = False,
+    groups: Callable[[Context], Mapping[str, Any]] | None = None,
 ) -> Mod:
     """Make the mod for a ClientApp. It must be the first of `mods`, so that no other one sees FedCal's records.
 
@@ -78,9 +80,16 @@ def calibration_mod(
             (`fedcal-policy`), and change two of its entries: `fedcal-allow-pooling`, `fedcal-min-count`.
         secure: refuse every request that does not come by secure aggregation, whatever the server says; so does
             `fedcal-secure=true` in the node's config.
+        share_scores: whether this node takes part in evaluations (`CalibratedStrategy(thresholds=…)`), whose sums show the
+            server the scores and labels of its test samples, also where it is `secure`; never under `privacy`. The node's
+            config has the last word (`fedcal-share-scores`), and the only one where it says `fedcal-secure`.
+        groups: gives, for those evaluations, the groups of the test samples by variable: {"sex": […], "age": […]}.
 
     Returns:
         The mod.
+
+    Raises:
+        FedCalError: from the mod, where the node refuses a request.
     """
     kind = check_kind(probs)
     samples = as_samples(logits, kind, classes)
@@ -92,10 +101,14 @@ def calibration_mod(
             return call_next(message, context)
         node = Node(context, records, samples, policy_of(context, own), bool(kind))
         only_secure = secure or context.node_config.get("fedcal-secure", False)
-        if only_secure and node.phase != "meet" and STAGES not in node.about:
+        if only_secure and node.phase not in ("meet", "evaluate") and STAGES not in node.about:
             raise FedCalError("this node replies under secure aggregation only: give the strategy secure=True")
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)
+        if node.phase == "evaluate":
+            if not shares_scores(context, node.policy, share_scores):
+                raise FedCalError("this node does not share its scores: calibration_mod(…, share_scores=True) would")
+            node.groups = groups(context) if groups else {}
         return Message(RecordDict({REPLY: node.reply()}), reply_to=message)
 
     return mod
@@ -109,6 +122,13 @@ def policy_of(context: Context, policy: Policy) -> Policy:
         policy = loaded if loaded.privacy else replace(loaded, privacy=policy.privacy)
     names = {"fedcal-allow-pooling": "allow_pooling", "fedcal-min-count": "min_count"}
     return replace(policy, **{entry: config[name] for name, entry in names.items() if name in config})
+
+
+def shares_scores(context: Context, policy: Policy, share_scores: bool) -> bool:
+    """Return whether a node takes part in evaluations: its config says so, or else the app, which may be another's."""
+    config = context.node_config
+    said = config.get("fedcal-share-scores", share_scores and not config.get("fedcal-secure", False))
+    return said is True and policy.privacy is None
 
 
 def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
@@ -184,6 +204,7 @@ class Node:
         self.about: dict[str, Any] = dict(records[REQUEST])
         self.phase, self.data = self.about["phase"], data_of(records[REQUEST])
         self.kept, self.kept_of = self._recall()
+        self.groups: Mapping[str, Any] = {}  # of the test samples, for an evaluation
 
     def train(self, message: Message, call_next: ClientAppCallable) -> Message:
         """Train as the app does; reply to the request of an interleaved method too (Algorithm 1, lines 12–21)."""
@@ -206,6 +227,8 @@ class Node:
         """Reply about the frozen model: to a request, or after the last one with what measures the outcome."""
         if self.data and self.model is None and self.kept_of.get("model") != self.about["model"]:
             return record_of(b"", client=self.name, missing=True)
+        if self.phase == "evaluate":
+            return self._evaluate()
         if STAGES in self.about:
             sums = self._measured_sums if self.phase == "measure" else self._reply_sums
             stages, masked, openly = reply_to_stages(self.context, str(self.about[STAGES]), sums)
@@ -280,6 +303,20 @@ class Node:
         reply = client.reply(Request(plan.federation, MEASURED, query, privacy))
         self._keep(client, personal)
         return reply
+
+    @one_thread()
+    def _evaluate(self) -> ConfigRecord:
+        """Sums of the test samples' scores under the global scaler: the one whose metrics this node tells."""
+        from fedcal.transport.flower.evaluation import node_sums
+
+        plan, scaler, _ = unpack_scaler(self.data)
+        frozen = self._frozen(plan)
+        client = self._client(plan, Prepared(lambda: frozen))
+        client.measure(plan.federation, scaler, int(self.about["bins"]))
+        self._keep(client, unnest("personal", self.kept))
+        samples = plan.method.apply(scaler.params, self.kept["test_logits"]), self.kept["test_labels"]
+        sums = node_sums(self.name, plan, self.data, samples, self.groups, self.policy.min_count)
+        return record_of(sums, client=self.name)
 
     # --- samples -------------------------------------------------------------------------------------------------------
 

@@ -31,8 +31,9 @@ STAGES = "stages"  # of secure aggregation, as JSON
 MEASURED = 10**9  # the round of a private measurement: after all others
 VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, its personal scaler
 
-# "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure".
-Phase = Literal["meet", "train", "reply", "measure"]
+# "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure",
+# "evaluate".
+Phase = Literal["meet", "train", "reply", "measure", "evaluate"]
 Records = dict[str, Any]  # FedCal's records of one message, by name
 
 
@@ -104,7 +105,7 @@ def fingerprint(model: ArrayRecord) -> str:
 # --- the last round ------------------------------------------------------------------------------------------------------
 
 
-def pack_scaler(plan: Plan, scaler: Scaler, privacy: Privacy | None) -> bytes:
+def pack_scaler(plan: Plan, scaler: Scaler, privacy: Privacy | None = None) -> bytes:
     """Return the final scaler, with the plan that it belongs to and the privacy to measure with, as bytes."""
     return pack(scaler.params, plan_to_json(plan) | privacy_to_json(privacy))
 

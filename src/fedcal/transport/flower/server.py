@@ -7,10 +7,10 @@ Within training rounds the records travel with the strategy's messages, and `Nod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from logging import INFO, WARNING
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -45,6 +45,9 @@ from fedcal.transport.flower.records import (
     take_out,
 )
 
+if TYPE_CHECKING:
+    from fedcal.assess.evaluation import Evaluation
+
 T = TypeVar("T")
 LONGEST = 200  # characters of a node's name
 ALL_NODES = "all nodes"  # whose metrics are told where no single node's are
@@ -56,6 +59,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}  # by node
+        self.earlier: dict[int, str] = {}  # names that nodes had before this server was started again: for faults
         self.rounds: list[dict[str, Any]] = []  # what a report says of each
         self.faults: list[dict[str, Any]] = []  # nodes that a round went on without, with the reason
         self._round = {"phase": "training", "round": 0}  # the one that is on
@@ -76,7 +80,7 @@ class Nodes:
 
     def blame(self, node: int, reason: str) -> None:
         """Log why the round goes on without a node."""
-        who = self.names.get(node, f"node {node}")
+        who = self.names.get(node) or self.earlier.get(node, f"node {node}")
         self.faults.append({**self._round, "node": str(node), "name": who, "reason": reason})
         log(WARNING, "FedCal: %s round %d goes on without %s: %s", *self._round.values(), who, reason)
 
@@ -220,7 +224,7 @@ class Nodes:
         if server.privacy:
             return self._measured_privately(server, server.privacy, records, cost, n_bins)
         found = self.read_each(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
-        for node, reason in far_losses(found).items():
+        for node, reason in far_losses({node: highest_loss(one) for node, one in found.items()}).items():
             del found[node]
             self.blame(node, reason)
         self.end(list(found), cost)
@@ -250,6 +254,46 @@ class Nodes:
             return Measured({})
         total = sum_of(reply.content[VALUES] for reply in found.values())
         return noised_measures(server, privacy, query, total, len(found))
+
+    def evaluate(
+        self,
+        grid: Grid,
+        server: Server,
+        nodes: list[int],
+        model: ArrayRecord,
+        timeout: float,
+        n_bins: int,
+        thresholds: Sequence[float],
+    ) -> Evaluation | None:
+        """Evaluate the final scaler at the nodes that share their scores.
+
+        Args:
+            grid: of the run.
+            server: has the scaler.
+            nodes: those to ask.
+            model: the frozen model.
+            timeout: seconds that they have.
+            n_bins: as in `measure`: a node tells of one scaler, in one number of bins.
+            thresholds: probabilities at which decisions are made.
+
+        Returns:
+            The evaluation; None where no node shares, or none has samples.
+        """
+        from fedcal.assess.message import evaluate_messages
+        from fedcal.transport.flower.evaluation import asked_of, pack_evaluation, read_node
+
+        self.begin("evaluation", server.ledger.rounds)
+        data, asked = pack_evaluation(server.plan, server.scaler, thresholds), asked_of(server.plan, thresholds)
+        request = record_of(data, phase="evaluate", model=fingerprint(model), bins=n_bins)
+        records, cost = self.ask(grid, dict.fromkeys(nodes, request), model, timeout)
+        found = self.read_each(records, lambda name, record: read_node(name, data_of(record), asked))
+        losses = {node: one.sums.total.samples[2] / max(one.sums.total.n, 1) for node, one in found.items()}
+        for node, reason in far_losses(losses).items():
+            del found[node]
+            self.blame(node, reason)
+        self.end(list(found), cost)
+        held = [one for one in found.values() if one.sums.total.n]
+        return evaluate_messages(held) if held else None
 
     def ask(
         self, grid: Grid, requests: Mapping[int, ConfigRecord], model: ArrayRecord, timeout: float
@@ -294,16 +338,19 @@ class Nodes:
         return replies, cost
 
 
-def far_losses(measured: dict[int, Measured]) -> dict[int, str]:
+def highest_loss(measured: Measured) -> float:
+    """Return the highest mean loss that a node measures under any view."""
+    tallies = [tally for by_client in measured.tallies.values() for tally in by_client.values()]
+    return max((tally.nll / max(tally.n, 1) for tally in tallies), default=0.0)
+
+
+def far_losses(losses: Mapping[int, float]) -> dict[int, str]:
     """Find nodes that measure losses far beyond the others', with the reason."""
-    losses: dict[str, float] = {}
-    for node, found in measured.items():
-        for tally in (tallies for by_client in found.tallies.values() for tallies in by_client.values()):
-            losses[str(node)] = max(losses.get(str(node), 0.0), tally.nll / max(tally.n, 1))
+    others = of_others({str(node): loss for node, loss in losses.items()}, max)
     return {
-        int(node): f"it measures a loss of {losses[node]:.3g} per sample, the others at most {others:.3g}"
-        for node, others in of_others(losses, max).items()
-        if losses[node] > FAR * max(1.0, others)
+        node: f"it measures a loss of {loss:.3g} per sample, the others at most {others[str(node)]:.3g}"
+        for node, loss in losses.items()
+        if str(node) in others and loss > FAR * max(1.0, others[str(node)])
     }
 
 

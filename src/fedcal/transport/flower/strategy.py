@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
@@ -38,6 +38,9 @@ from fedcal.transport.flower.records import REQUEST, Phase, Records, record_of, 
 from fedcal.transport.flower.secure import SecureRounds
 from fedcal.transport.flower.server import Nodes
 
+if TYPE_CHECKING:
+    from fedcal.assess.evaluation import Evaluation
+
 
 class CalibratedStrategy(Strategy):
     """A strategy that also calibrates.
@@ -56,6 +59,7 @@ class CalibratedStrategy(Strategy):
         nodes: how many nodes to wait for before the first round.
         patience: seconds to wait for nodes; then a round goes on without them, or is left out.
         n_bins: bins of the ECE.
+        thresholds: evaluate the calibrated model at nodes that share their scores, with decisions at these probabilities.
         folder: where scaler and report go, and a checkpoint after every round; a run that finds one goes on from it.
         options: the method's options as Python values, e.g. `accuracy="keep"`.
 
@@ -78,6 +82,7 @@ class CalibratedStrategy(Strategy):
         nodes: int = 1,
         patience: float = 60.0,
         n_bins: int = 15,
+        thresholds: Sequence[float] | None = None,
         folder: str | Path | None = None,
         **options: Any,
     ) -> None:
@@ -99,7 +104,12 @@ class CalibratedStrategy(Strategy):
         self.timeout, self.wanted, self.patience, self.n_bins = timeout, nodes, patience, n_bins
         self.folder = Path(folder) if folder else None
         self.checkpoint = Checkpoint(self.folder / "checkpoint", inner) if self.folder else None
-        self.measured = Measured({})
+        self.measured, self.thresholds = Measured({}), thresholds
+        if thresholds is not None:
+            from fedcal.assess.sums import all_thresholds
+
+            all_thresholds(thresholds)
+        self.evaluation: Evaluation | None = None  # of the nodes that share their scores
         self._interleaved = chosen.schedule == "interleaved"
         self._silences = Counter[int]()  # how often a node let a training round time out
         self._back: dict[int, int] = {}  # the round from which on it is asked again: later each time
@@ -170,6 +180,8 @@ class CalibratedStrategy(Strategy):
         if not self.measured.clients:
             reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.nodes.faults}))
             raise FedCalError(f"no node is left to measure with ({reasons}): go on from the checkpoint, or start again")
+        if self.thresholds is not None:
+            self.evaluation = self.nodes.evaluate(grid, self.server, nodes, arrays, limit, self.n_bins, self.thresholds)
         metrics = {f"fedcal-{key}": value for key, value in self.metrics()["global"].items()}
         result.evaluate_metrics_clientapp[num_rounds] = MetricRecord(
             {**(result.evaluate_metrics_clientapp.get(num_rounds) or {}), **metrics}
@@ -289,13 +301,15 @@ class CalibratedStrategy(Strategy):
         }
 
     def save(self, folder: str | Path) -> None:
-        """Write scaler.safetensors and federation.json, and delete the checkpoint.
+        """Write scaler.safetensors, federation.json and perhaps evaluation.json, and delete the checkpoint.
 
         Args:
             folder: where to.
         """
         self.scaler.save(Path(folder) / "scaler.safetensors")
         write_json(Path(folder) / "federation.json", finite(self.report()))
+        if self.evaluation:
+            self.evaluation.save(Path(folder) / "evaluation.json")
         if self.checkpoint:
             self.checkpoint.clear()
 

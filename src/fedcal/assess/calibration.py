@@ -1,0 +1,197 @@
+"""How far probabilities are from the calibration curve: ICI, E50, E90, smooth ECE, and the parts of the Brier score.
+
+These errors are absolute values: a calibrated model's are 0, but measured ones never are, so that a bootstrap would be too
+high. Each end of an interval is found by inverting a test instead. Curves between perfect calibration (share 0) and the
+fitted one (share 1), and beyond, are taken as the truth, and samples are drawn from them. The ends are the errors of the
+first and the last curve under which the measured error is not too large or too small (2.5 % each).
+`paper/studies/evaluation.py` measures how often the intervals cover.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+from scipy.fft import dct, idct
+from scipy.special import expit
+
+from fedcal.assess.intervals import UNKNOWN, Estimate, crossing, on_log, wilson
+from fedcal.assess.regression import Curve, quantiles
+from fedcal.assess.sums import Points
+
+DRAWS = 400
+PLACES = 100  # points of equal mass at which a curve is looked at
+CELLS = 512  # of equal width, for the smooth ECE
+STEPS = 24  # curves between which an end is interpolated
+REACH = 6.0  # how far they go, in units of the noise
+TAIL = 0.025
+
+
+@cache
+def normal_draws(columns: int) -> np.ndarray:
+    """The same standard normal numbers each time: the same samples give the same interval."""
+    return np.random.default_rng(columns).standard_normal((DRAWS, columns))
+
+
+def curve_errors(points: Points, curve: Curve | None) -> dict[str, Estimate]:
+    """ICI, E50 and E90 (the mean, median and 90 % quantile of |p − curve|), and the mean square, each with its interval."""
+    names = ("ici", "e50", "e90", "brier_calibration")
+    if curve is None:
+        return dict.fromkeys(names, UNKNOWN)
+    gap = np.abs(expit(points.x) - curve.at(points.x)[0])
+    share = points.w / points.w.sum()
+    middle, high = quantiles(gap, points.w, np.array([0.5, 0.9]))
+    values = {"ici": share @ gap, "e50": middle, "e90": high, "brier_calibration": share @ gap**2}
+
+    # The rest looks at a few points of equal mass only.
+    x = quantiles(points.x, points.w, (np.arange(PLACES) + 0.5) / PLACES)
+    design, p, mass = curve.design(x), expit(x), points.w.sum() / PLACES
+    fitted = design @ curve.fit.beta - x
+    here = np.abs(p - expit(x + fitted))
+    draws = normal_draws(design.shape[1])
+
+    def sample(truth: np.ndarray) -> np.ndarray:
+        """Gaps that would be measured if this curve were the truth."""
+        right = expit(truth)
+        values, vectors = np.linalg.eigh((design * (mass * right * (1 - right))[:, None]).T @ design)
+        root = vectors * np.where(values > 1e-9 * values[-1], 1 / np.sqrt(np.maximum(values, 1e-300)), 0.0)
+        return np.abs(p - expit(truth + draws @ (design @ root).T))
+
+    noise = float(sample(x).mean() / max(here.mean(), 1e-12))
+    ends = []
+    for direction in (fitted, _shift(x, fitted)):
+        shares = _around(noise)
+        truths = x + shares[:, None] * direction
+        gaps = np.stack([sample(truth) for truth in truths])
+        exact = np.abs(p - expit(truths))
+        taken = {name: (_statistic(name, gaps), float(_statistic(name, here))) for name in names}
+        ends.append({n: _ends(_statistic(n, exact), drawn >= measured) for n, (drawn, measured) in taken.items()})
+    return {name: _estimate(float(values[name]), *(one[name] for one in ends)) for name in names}
+
+
+def _statistic(name: str, gaps: np.ndarray) -> np.ndarray:
+    """A measure of gaps at points of equal mass."""
+    match name:
+        case "ici":
+            return gaps.mean(-1)
+        case "e50" | "e90":
+            place = PLACES // 2 if name == "e50" else PLACES * 9 // 10
+            return np.partition(gaps, place, axis=-1)[..., place]
+    return (gaps**2).mean(-1)
+
+
+def _shift(x: np.ndarray, fitted: np.ndarray) -> np.ndarray:
+    """A shift of all log-odds with as large a gap as the fitted curve's.
+
+    The error of a shift varies the most from sample to sample, so that it decides how large the error may be at most.
+    """
+    p = expit(x)
+    size = np.abs(p - expit(x + fitted)).mean() / max(float((p * (1 - p)).mean()), 1e-12)
+    return np.full_like(x, size if (expit(x + fitted) - p).mean() >= 0 else -size)
+
+
+def _estimate(value: float, along: tuple[float, float], shifted: tuple[float, float]) -> Estimate:
+    """The interval: the lower end along the fitted curve, the upper one the larger of both."""
+    return Estimate(value, min(along[0], value), max(along[1], shifted[1], value))
+
+
+def _around(noise: float) -> np.ndarray:
+    """Curves to try: the fitted one, less and more by several times what noise gives."""
+    return np.linspace(max(0.0, 1 - REACH * noise), 1 + REACH * noise, STEPS)
+
+
+def _ends(errors: np.ndarray, larger: np.ndarray) -> tuple[float, float]:
+    """The first error under which the measured one is not too large, and the last under which it is not too small.
+
+    Args:
+        errors: the true errors of the curves.
+        larger: for each curve, whether its samples have a larger error than the measured one.
+    """
+    above = larger.mean(axis=1)
+    return crossing(errors, above, TAIL, last=False), crossing(errors, 1 - above, TAIL, last=True)
+
+
+def smooth_ece(points: Points, curve: Curve | None) -> Estimate:
+    """The smooth ECE (Błasiok and Nakkiran 2024): gaps smoothed by a kernel whose width is the error itself."""
+    n = points.w.sum()
+    if not n:
+        return UNKNOWN
+    p = expit(points.x)
+    cell = np.minimum((p * CELLS).astype(np.int64), CELLS - 1)
+    value = float(smooth_width(np.bincount(cell, points.w * (points.y - p), CELLS) / n))
+    if curve is None:
+        return Estimate(value)
+    count = np.bincount(cell, points.w, CELLS)
+    filled = count > 0
+    odds = np.bincount(cell, points.w * points.x, CELLS)[filled] / count[filled]
+    weight, stated = count[filled] / n, expit(odds)
+    fitted = curve.design(odds) @ curve.fit.beta - odds
+    right = expit(odds + fitted)
+    noise = np.zeros((DRAWS, CELLS))
+    noise[:, filled] = normal_draws(CELLS)[:, filled] * np.sqrt(weight * right * (1 - right) / n)
+    noise = _smooth(noise, value)
+    shares = _around(float(np.abs(noise).sum(-1).mean() / max(value, 1e-12)))
+    ends = []
+    for direction in (fitted, _shift(odds, fitted)):
+        gaps = np.zeros((STEPS, CELLS))
+        gaps[:, filled] = weight * (expit(odds + shares[:, None] * direction) - stated)
+        # Samples have a larger error where their gaps, smoothed as the measured ones, exceed it: no width need be found.
+        larger = [np.abs(gap + noise).sum(-1) >= value for gap in _smooth(gaps, value)]
+        ends.append(_ends(smooth_width(gaps), np.stack(larger)))
+    return _estimate(value, *ends)
+
+
+def _smooth(gaps: np.ndarray, width: float | np.ndarray) -> np.ndarray:
+    """Gaps in cells, smoothed by a Gaussian kernel of that width that is reflected at 0 and 1: in cosines, a product."""
+    fade = np.exp(-0.5 * (np.pi * np.asarray(width)[..., None] * np.arange(CELLS)) ** 2)
+    return np.asarray(idct(np.asarray(dct(gaps, axis=-1)) * fade, axis=-1))
+
+
+def smooth_width(gaps: np.ndarray) -> np.ndarray:
+    """The smooth ECE of gaps in cells: the kernel width that equals Σ|smoothed gaps|, which falls as the width grows."""
+    low, high = np.zeros(gaps.shape[:-1]), np.ones(gaps.shape[:-1])
+    for _ in range(30):
+        middle = (low + high) / 2
+        wider = np.abs(_smooth(gaps, middle)).sum(-1) >= middle
+        low, high = np.where(wider, middle, low), np.where(wider, high, middle)
+    return (low + high) / 2
+
+
+def brier_parts(points: Points, curve: Curve | None, calibration: Estimate) -> dict[str, Estimate]:
+    """Brier score = calibration − discrimination + uncertainty.
+
+    Calibration is the mean squared distance to the curve, uncertainty the variance of the outcome, and discrimination what is
+    left, the variance of the curve: its error is that of the mean of (y − ȳ)² − (y − curve)².
+    """
+    n = points.w.sum()
+    rate = float(points.w @ points.y / n) if n else math.nan
+    share = wilson(rate * n, n)
+    spread = [r * (1 - r) for r in (share.low, share.high)]
+    most = 0.25 if share.low <= 0.5 <= share.high else max(spread)
+    uncertainty = Estimate(rate * (1 - rate), min(spread), most) if n else UNKNOWN
+    if curve is None:
+        return {"brier_discrimination": UNKNOWN, "brier_uncertainty": uncertainty}
+    p = expit(points.x)
+    score = float(points.w @ (p - points.y) ** 2 / n)
+    value = calibration.value + uncertainty.value - score
+    gain = (points.y - rate) ** 2 - (points.y - curve.at(points.x)[0]) ** 2
+    error = math.sqrt(float(points.w @ (gain - points.w @ gain / n) ** 2) / n / n)
+    # A curve that was fitted to the same samples is too close to them, by its degrees of freedom.
+    right = curve.at(points.x)[0]
+    excess = (len(curve.fit.beta) - 1) * float(points.w @ (right * (1 - right))) / n / n
+    _, low, high = on_log(max(value - excess, value / 2), error)
+    return {
+        "brier_discrimination": Estimate(value, min(low, value), max(high, value)),
+        "brier_uncertainty": uncertainty,
+    }
+
+
+def observed_to_expected(points: Points) -> Estimate:
+    """The number of events over the number that was predicted: 1 is calibrated in the large."""
+    p = expit(points.x)
+    expected, events = float(points.w @ p), float(points.w @ points.y)
+    if not expected:
+        return UNKNOWN
+    ratio = events / expected
+    return on_log(ratio, math.sqrt(float(points.w @ (points.y - ratio * p) ** 2)) / expected)

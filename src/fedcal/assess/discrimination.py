@@ -1,0 +1,148 @@
+"""How well scores tell the classes apart: AUROC and average precision from binned scores, and decisions at thresholds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from fedcal.assess.intervals import UNKNOWN, Estimate, Z, difference, on_logit, wilson
+from fedcal.assess.sums import TIED, ScoreSums
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The filled bins of a row, lowest score first: how many of the class, how many not, and how these two lie in the bin."""
+
+    yes: np.ndarray
+    no: np.ndarray
+    ahead: np.ndarray  # the chance that of one of each in the same bin, the one of the class has the higher score
+    tied: np.ndarray  # bins of a single score
+
+    @classmethod
+    def of(cls, sums: ScoreSums, row: int) -> Ranked:
+        filled = sums.moments[row, :, :, 0].any(axis=0)
+        (count, one, two) = np.moveaxis(sums.moments[row][:, filled], -1, 0)
+        mean = one / np.maximum(count, 1)
+        variance = np.maximum(two / np.maximum(count, 1) - mean * mean, 0.0)
+        no, yes = 0, 1
+        apart, spread = mean[yes] - mean[no], np.sqrt(variance.sum(0) + TIED**2)
+        both = (count > 0).all(axis=0)
+        # A normal approximation within the bin: exact for one sample of each, and for ties.
+        ahead = np.where(both, ndtr(apart / spread), 0.5)
+        return cls(count[yes], count[no], ahead, both & (np.abs(apart) + np.sqrt(variance.sum(0)) < 10 * TIED))
+
+
+def auroc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
+    """The area under the ROC curve with DeLong's interval on the log-odds scale, and a bound of the binning's error."""
+    bins = Ranked.of(sums, row)
+    positives, negatives = bins.yes.sum(), bins.no.sum()
+    if not positives or not negatives:
+        return UNKNOWN, math.nan
+    below = np.cumsum(bins.no) - bins.no
+    beaten = (
+        below + bins.no * bins.ahead
+    ) / negatives  # the share of the others that one of the class in this bin beats
+    value = float(bins.yes @ beaten / positives)
+    above = positives - np.cumsum(bins.yes)
+    lost = (above + bins.yes * bins.ahead) / positives
+    variance = _variance(bins.yes, beaten, value) / positives + _variance(bins.no, lost, value) / negatives
+    pairs = bins.yes * bins.no / positives / negatives
+    error = float(pairs @ np.where(bins.tied, 0.0, np.maximum(bins.ahead, 1 - bins.ahead)))
+    if variance <= 0 or not 0 < value < 1:
+        return _newcombe(value, positives, negatives), error
+    return on_logit(value, math.sqrt(variance)), error
+
+
+def _variance(count: np.ndarray, values: np.ndarray, mean: float) -> float:
+    return float(count @ (values - mean) ** 2) / max(count.sum() - 1, 1)
+
+
+def _newcombe(value: float, positives: float, negatives: float) -> Estimate:
+    """Newcombe's (2006) score-like interval, where the samples show no variance: a perfect ranking, say."""
+    theta = np.linspace(0, 1, 2001)
+    extra = (positives + negatives) / 2 - 1
+    variance = theta * (1 - theta) * (1 + extra * ((1 - theta) / (2 - theta) + theta / (1 + theta)))
+    inside = theta[np.abs(theta - value) <= Z * np.sqrt(variance / (positives * negatives)) + 1e-12]
+    return Estimate(value, float(min(inside.min(initial=value), value)), float(max(inside.max(initial=value), value)))
+
+
+def auprc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
+    """Average precision, as scikit-learn defines it, with a jackknife interval and a bound of the binning's error."""
+    bins = Ranked.of(sums, row)
+    positives = bins.yes.sum()
+    if not positives or not bins.no.sum():
+        return UNKNOWN, math.nan
+    above_yes, above_no = positives - np.cumsum(bins.yes), bins.no.sum() - np.cumsum(bins.no)
+
+    def average(before: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """With this share of a bin's others before one of the class."""
+        reached = above_yes + np.where(bins.tied, bins.yes, (bins.yes + 1) / 2)
+        passed = above_no + bins.no * np.where(bins.tied, 1.0, before)
+        return float(bins.yes @ (reached / np.maximum(reached + passed, 1e-300)) / positives), reached, passed
+
+    value, reached, passed = average(1 - bins.ahead)
+    best, worst = average(np.zeros_like(bins.ahead))[0], average(np.ones_like(bins.ahead))[0]
+    total = np.maximum(reached + passed, 1e-300)
+    # Derivatives by the weight of one more sample in a bin (infinitesimal jackknife). Their weighted sum is zero.
+    of_yes = (reached / total + np.cumsum(bins.yes * passed / total**2) - value) / positives
+    of_no = -np.cumsum(bins.yes * reached / total**2) / positives
+    n = positives + bins.no.sum()
+    moved = (bins.yes @ of_yes + bins.no @ of_no) / n
+    variance = bins.yes @ (of_yes - moved) ** 2 + bins.no @ (of_no - moved) ** 2
+    if variance <= 0 or not 0 < value < 1:
+        return Estimate(value, wilson(value * positives, positives).low, 1.0), max(best - value, value - worst)
+    return on_logit(value, math.sqrt(variance)), float(max(best - value, value - worst))
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What deciding at a threshold does: samples at or above it count as positive."""
+
+    threshold: float
+    true_positives: int
+    false_positives: int
+    positives: int
+    negatives: int
+
+    @classmethod
+    def at(cls, sums: ScoreSums, row: int, thresholds: Sequence[float] | np.ndarray) -> list[Decisions]:
+        """The counts of a row at some of the thresholds that were counted."""
+        negatives, positives = sums.counts(row)
+        return [
+            cls(float(t), int(sums.above[row, 1, i]), int(sums.above[row, 0, i]), positives, negatives)
+            for t, i in zip(thresholds, np.searchsorted(sums.thresholds, thresholds), strict=True)
+        ]
+
+    @property
+    def odds(self) -> float:
+        """What a false positive weighs against a true one."""
+        return self.threshold / (1 - self.threshold)
+
+    def net_benefit(self) -> Estimate:
+        """True positives less false ones at the threshold's odds, per sample (Vickers and Elkin 2006)."""
+        n = self.positives + self.negatives
+        return difference(wilson(self.true_positives, n), wilson(self.false_positives, n), self.odds, n)
+
+    def treat_all(self) -> float:
+        """The net benefit of treating everybody; of treating nobody it is 0."""
+        n = self.positives + self.negatives
+        return (self.positives - self.odds * self.negatives) / n if n else math.nan
+
+    def measures(self, min_count: int = 0) -> dict[str, Estimate]:
+        """Sensitivity, specificity, predictive values and net benefit; unknown where they tell of fewer samples."""
+        predicted = self.true_positives + self.false_positives
+        correctly_below = self.negatives - self.false_positives
+        n = self.positives + self.negatives
+        found = {
+            "sensitivity": wilson(self.true_positives, self.positives),
+            "specificity": wilson(correctly_below, self.negatives),
+            "ppv": wilson(self.true_positives, predicted),
+            "npv": wilson(correctly_below, n - predicted),
+            "net_benefit": self.net_benefit(),
+        }
+        few = any(0 < side < min_count for side in (predicted, n - predicted))
+        return dict.fromkeys(found, UNKNOWN) if few else found

@@ -1,0 +1,119 @@
+"""Confidence intervals in closed form. Every function gives (value, low, high), NaN where it is not defined."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+Z = 1.959963984540054  # of a 95 % interval
+
+
+class Estimate(NamedTuple):
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def to_json(self) -> dict[str, float | None]:
+        """The three by name; None where one is not defined."""
+        return {name: float(value) if math.isfinite(value) else None for name, value in self._asdict().items()}
+
+
+UNKNOWN = Estimate(math.nan)
+
+
+def wilson(part: float, whole: float) -> Estimate:
+    """A proportion by Wilson's score interval."""
+    if whole <= 0:
+        return UNKNOWN
+    share, z2 = part / whole, Z * Z / whole
+    middle, reach = (share + z2 / 2) / (1 + z2), Z * math.sqrt(share * (1 - share) / whole + z2 / whole / 4) / (1 + z2)
+    return Estimate(share, max(0.0, min(middle - reach, share)), min(1.0, max(middle + reach, share)))
+
+
+def wald(value: float, error: float) -> Estimate:
+    """A value with a normal error."""
+    return Estimate(value, value - Z * error, value + Z * error)
+
+
+def on_logit(value: float, error: float) -> Estimate:
+    """A share whose log-odds have a normal error, by the delta method: it stays within 0 and 1."""
+    if not 0 < value < 1 or not math.isfinite(error):
+        return Estimate(value)
+    odds, reach = math.log(value / (1 - value)), Z * error / (value * (1 - value))
+    return Estimate(value, _expit(odds - reach), _expit(odds + reach))
+
+
+def on_log(value: float, error: float) -> Estimate:
+    """A positive value whose logarithm has a normal error, by the delta method."""
+    if not value > 0 or not error < 100 * value:
+        return Estimate(value)
+    reach = math.exp(Z * error / value)
+    return Estimate(value, value / reach, value * reach)
+
+
+def _expit(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+
+
+def mean(n: float, one: float, two: float, three: float) -> Estimate:
+    """A mean from the sums of the values, their squares and their cubes.
+
+    Student's interval with Hall's (1992) correction for skewness: losses have long tails, and a symmetric interval would miss
+    the mean from below too often.
+    """
+    if n < 1:
+        return UNKNOWN
+    centre = one / n
+    variance = max(two / n - centre**2, 0.0)
+    if n < 2 or variance <= 1e-14 * centre * centre:
+        return Estimate(centre, *((centre, centre) if n >= 2 else (math.nan, math.nan)))
+    spread = math.sqrt(variance)
+    skew = (three / n - 3 * centre * two / n + 2 * centre**3) / spread**3
+    reach = float(student.ppf(0.975, n - 1))
+    error = spread * math.sqrt(1 / (n - 1))
+    low, high = (centre - error * _unskewed(end, skew, n) for end in (reach, -reach))
+    return Estimate(centre, min(low, centre), max(high, centre))
+
+
+def _unskewed(t: float, skew: float, n: float) -> float:
+    """Hall's transformation, inverted: the studentised mean whose skewness-corrected value is t."""
+    a = skew / math.sqrt(n)
+    if abs(a) < 1e-9:
+        return t
+    return (float(np.cbrt(1 + a * (t - a / 6))) - 1) / (a / 3)
+
+
+def difference(gain: Estimate, loss: Estimate, weight: float, n: float) -> Estimate:
+    """gain − weight · loss of two shares of the same samples that exclude each other, from their own intervals (MOVER).
+
+    Zou and Donner (2008), with the correlation of multinomial shares.
+    """
+    a, b = gain.value, loss.value
+    scale = math.sqrt(a * (1 - a) * b * (1 - b))
+    correlation = -a * b / scale if scale > 0 else 0.0
+    value = a - weight * b
+
+    def reach(x: float, y: float) -> float:
+        y *= weight
+        return math.sqrt(max(x * x + y * y - 2 * correlation * x * y, 0.0))
+
+    low = value - reach(a - gain.low, loss.high - b)
+    return Estimate(value, low, value + reach(gain.high - a, b - loss.low)) if n else UNKNOWN
+
+
+def crossing(at: np.ndarray, values: np.ndarray, level: float, last: bool) -> float:
+    """Where a curve of probabilities crosses `level`: the first (or last) point that is not rejected, interpolated."""
+    kept = np.flatnonzero(values >= level)
+    if not len(kept):
+        return float(at[-1] if not last else at[0])
+    i = int(kept[-1] if last else kept[0])
+    j = i + 1 if last else i - 1
+    if not 0 <= j < len(at):
+        return float(at[i])
+    share = (values[i] - level) / max(values[i] - values[j], 1e-12)
+    return float(at[i] + share * (at[j] - at[i]))

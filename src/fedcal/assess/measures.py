@@ -1,0 +1,204 @@
+"""All measures of one set of samples, by name, as JSON values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+from scipy.stats import chi2, norm
+
+from fedcal.assess.calibration import brier_parts, curve_errors, observed_to_expected, smooth_ece
+from fedcal.assess.disclose import blank
+from fedcal.assess.discrimination import Decisions, auprc, auroc
+from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
+from fedcal.assess.regression import Curve, intercept, quantiles, score_test, slope, spiegelhalter
+from fedcal.assess.sums import CURVE, TABLE, Points, ScoreSums, grid
+from fedcal.base.bins import equal_mass
+
+TENTHS = 10  # groups of samples beside the curve
+LEAST = 10  # samples in each
+TOGETHER = 0.2  # correlation of the errors of two classes, but of these measures:
+APART = ("prevalence", "calibration_intercept", "oe_ratio", "sensitivity", "specificity", "ppv", "npv", "net_benefit")
+PLACES = 41  # at which a calibration curve is given
+
+Json = dict[str, Any]
+
+
+def measure(
+    sums: ScoreSums, names: Sequence[str], asked: Sequence[float], min_count: int = 0, detail: bool = True
+) -> Json:
+    """Every measure of these samples.
+
+    Args:
+        sums: of the samples.
+        names: the classes.
+        asked: the thresholds; the first is that of `sensitivity`, `net_benefit` and so on.
+        min_count: hide classes, bins and decisions of fewer samples.
+        detail: whether to add the measures of each class where there are more than two, and the curves.
+    """
+    n, right, *powers = sums.samples
+    found: dict[str, Estimate] = {
+        "accuracy": wilson(right, n),
+        "nll": mean(n, *powers[:3]),
+        "brier": mean(n, *powers[3:]),
+    }
+    found["ece"] = Estimate(sums.bins.ece(), *sums.bins.interval()) if n else UNKNOWN
+    about: Json = {"n": int(n)}
+    last = len(sums.moments) - 1
+    points = sums.points(last)
+    curve = Curve.of(points)
+    found["smooth_ece"] = smooth_ece(points, curve)
+    if sums.n_classes == 2:
+        more, rest = one_class(sums, 0, asked, min_count, points, curve)
+        about |= rest
+    else:
+        each = [one_class(sums, row, asked, min_count, *_curve(sums, row, detail)) for row in range(last)]
+        more = {
+            key: macro([values[key] for values, _ in each], 0.0 if key in APART else TOGETHER) for key in each[0][0]
+        }
+        if detail:
+            listed = {name: rest | to_json(values) for name, (values, rest) in zip(names, each, strict=True)}
+            about["classes"] = {
+                name: blank(one) if 0 < one["events"] < min_count else one for name, one in listed.items()
+            }
+        about |= {
+            "tests": tests_json(points),
+            "calibration_curve": curve_json(points, curve),
+            "calibration_bins": groups_json(sums, last, min_count),
+            "threshold": float(asked[0]),
+        }
+    about["bins"] = bins_json(sums, min_count)
+    about["ece_floor"] = _finite(sums.bins.floor())
+    return about | to_json(found | more)
+
+
+def _curve(sums: ScoreSums, row: int, detail: bool) -> tuple[Points, Curve | None]:
+    points = sums.points(row)
+    return points, Curve.of(points) if detail else None
+
+
+def one_class(
+    sums: ScoreSums, row: int, asked: Sequence[float], min_count: int, points: Points, curve: Curve | None
+) -> tuple[dict[str, Estimate], Json]:
+    """The measures of one class against the rest, and what else is known of it."""
+    negatives, positives = sums.counts(row)
+    area, area_error = auroc(sums, row)
+    precision, precision_error = auprc(sums, row)
+    errors = curve_errors(points, curve)
+    found = {
+        "auroc": area,
+        "auprc": precision,
+        "prevalence": wilson(positives, positives + negatives),
+        "calibration_intercept": intercept(points),
+        "calibration_slope": slope(points),
+        "oe_ratio": observed_to_expected(points),
+        **errors,
+        **brier_parts(points, curve, errors["brier_calibration"]),
+        **Decisions.at(sums, row, asked[:1])[0].measures(min_count),
+    }
+    about = {
+        "events": positives,
+        "binning_error": {"auroc": _finite(area_error), "auprc": _finite(precision_error)},
+        "tests": tests_json(points),
+        "calibration_curve": curve_json(points, curve),
+        "calibration_bins": groups_json(sums, row, min_count),
+        "threshold": float(asked[0]),
+        "thresholds": [
+            {"threshold": d.threshold} | to_json(d.measures(min_count))
+            for d in Decisions.at(sums, row, np.unique([*TABLE, *asked]))
+        ],
+        "decision_curve": decision_json(sums, row, min_count),
+    }
+    return found, about
+
+
+def macro(values: Sequence[Estimate], together: float = TOGETHER) -> Estimate:
+    """The mean over classes that have the measure.
+
+    Sums of single classes do not tell how the classes' errors go together. `together` is the correlation that is assumed: in
+    simulations the intervals then cover, or are cautious.
+    """
+    known = [one for one in values if math.isfinite(one.value)]
+    if not known:
+        return UNKNOWN
+    centre = float(np.mean([one.value for one in known]))
+    reach = np.array([(one.value - one.low, one.high - one.value) for one in known])
+    squares = (1 - together) * (reach**2).sum(0) + together * reach.sum(0) ** 2
+    down, up = (np.sqrt(squares) / len(known)).tolist()
+    return Estimate(centre, centre - down, centre + up)
+
+
+def to_json(values: dict[str, Estimate]) -> Json:
+    return {name: one.to_json() for name, one in values.items()}
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def tests_json(points: Points) -> Json:
+    """Tests that the probabilities are right: Spiegelhalter's, and a score test against any smooth curve."""
+    if not points.w.sum():
+        return {"score": None, "spiegelhalter": None}
+    statistic, freedom = score_test(points)
+    z = spiegelhalter(points)
+    return {
+        "score": {"chi2": statistic, "df": freedom, "p": float(chi2.sf(statistic, freedom))},
+        "spiegelhalter": {"z": _finite(z), "p": _finite(2 * float(norm.sf(abs(z))))},
+    }
+
+
+def curve_json(points: Points, curve: Curve | None) -> Json | None:
+    """The smooth calibration curve with its 95 % band, over the middle 98 % of the predictions."""
+    if curve is None:
+        return None
+    low, high = quantiles(points.x, points.w, np.array([0.01, 0.99]))
+    p = np.linspace(expit(low), expit(high), PLACES)
+    x = np.clip(np.log(p) - np.log1p(-p), low, high)
+    value, below, above = curve.at(x)
+    return {"predicted": p.tolist(), "value": value.tolist(), "low": below.tolist(), "high": above.tolist()}
+
+
+def groups_json(sums: ScoreSums, row: int, min_count: int) -> Json:
+    """Samples in groups of about equal size, by their prediction: how many, predicted, and observed with its interval."""
+    moments, at = sums.moments[row], grid(sums.n_classes)
+    count = moments[..., 0].sum(0)
+    many = int(min(TENTHS, count.sum() // max(min_count, LEAST)))
+    if not many:
+        return {"count": [], "predicted": [], **{key: [] for key in Estimate._fields}}
+    starts = equal_mass(count, many)
+    odds = at.middle + at.width * moments[..., 1].sum(0) / np.maximum(count, 1)
+    size, events, predicted = (np.add.reduceat(v, starts) for v in (count, moments[1, :, 0], count * expit(odds)))
+    filled = size > 0
+    observed = [wilson(*one) for one in zip(events[filled], size[filled], strict=True)]
+    return {
+        "count": size[filled].astype(int).tolist(),
+        "predicted": (predicted[filled] / size[filled]).tolist(),
+        **{key: [float(getattr(one, key)) for one in observed] for key in Estimate._fields},
+    }
+
+
+def decision_json(sums: ScoreSums, row: int, min_count: int) -> Json:
+    """The decision curve: net benefit by threshold, with 95 % intervals, and that of treating everybody."""
+    at = Decisions.at(sums, row, CURVE)
+    benefit = [one.measures(min_count)["net_benefit"] for one in at]
+    return {
+        "threshold": CURVE.tolist(),
+        **{key: [_finite(getattr(one, key)) for one in benefit] for key in ("value", "low", "high")},
+        "treat_all": [_finite(one.treat_all()) for one in at],
+    }
+
+
+def bins_json(sums: ScoreSums, min_count: int) -> Json:
+    """The reliability of the top class, by bins of confidence."""
+    bins = sums.bins.disclosed(min_count) if min_count else sums.bins
+    confidence, accuracy = bins.curve()
+    return {
+        "edges": bins.edges.tolist(),
+        "count": bins.count.tolist(),
+        "confidence": [_finite(value) for value in confidence],
+        "accuracy": [_finite(value) for value in accuracy],
+    }

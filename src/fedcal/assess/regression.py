@@ -1,0 +1,155 @@
+"""Logistic regression on weighted points: intercept and slope of the log-odds, and a smooth calibration curve."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit
+
+from fedcal.assess.intervals import UNKNOWN, Estimate, Z, wald
+from fedcal.assess.sums import Points
+
+KNOTS = (0.05, 0.35, 0.65, 0.95)  # quantiles of the log-odds (Harrell 2015)
+FEW = 100  # samples, below which the curve is a straight line in log-odds
+STEPS = 50
+STEEPEST = 1e4  # a coefficient beyond this: the samples are separable, and there is none
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients of a logistic regression and their covariance."""
+
+    beta: np.ndarray
+    covariance: np.ndarray
+
+    def estimate(self, i: int) -> Estimate:
+        """A coefficient with Wald's interval."""
+        return wald(float(self.beta[i]), math.sqrt(self.covariance[i, i]))
+
+
+def logistic(design: np.ndarray, y: np.ndarray, w: np.ndarray, offset: np.ndarray | float = 0.0) -> Fit | None:
+    """Fit by Newton steps that are halved until the likelihood rises; None where it has no maximum."""
+    beta, best = np.zeros(design.shape[1]), -math.inf
+    step = np.zeros_like(beta)
+    for _ in range(STEPS):
+        eta = offset + design @ beta
+        likelihood = float(w @ (y * eta - np.logaddexp(0, eta)))
+        if likelihood < best - 1e-12 * abs(best):
+            step /= 2
+            beta = beta - step
+            continue
+        best, p = likelihood, expit(eta)
+        hessian = (design * (w * p * (1 - p))[:, None]).T @ design
+        try:
+            step = np.linalg.solve(hessian, design.T @ (w * (y - p)))
+            covariance = np.linalg.inv(hessian)
+        except np.linalg.LinAlgError:
+            return None
+        if not np.isfinite(step).all() or np.abs(beta + step).max() > STEEPEST:
+            return None
+        beta = beta + step
+        if np.abs(step).max() <= 1e-12 * (1 + np.abs(beta).max()):
+            return Fit(beta, covariance) if (covariance.diagonal() > 0).all() else None
+    return None
+
+
+def has_both(points: Points) -> bool:
+    """Whether there are samples of the class, and others."""
+    return bool(points.w[points.y == 1].sum() and points.w[points.y == 0].sum())
+
+
+def intercept(points: Points) -> Estimate:
+    """Calibration in the large: the shift of all log-odds that makes the mean prediction right; 0 is calibrated."""
+    fit = logistic(np.ones((len(points.x), 1)), points.y, points.w, points.x) if has_both(points) else None
+    return fit.estimate(0) if fit else UNKNOWN
+
+
+def slope(points: Points) -> Estimate:
+    """The calibration slope: below 1 predictions are too extreme, above 1 too timid."""
+    if not has_both(points) or np.ptp(points.x) < 1e-9:
+        return UNKNOWN
+    fit = logistic(np.stack([np.ones_like(points.x), points.x], axis=1), points.y, points.w)
+    return fit.estimate(1) if fit else UNKNOWN
+
+
+def quantiles(x: np.ndarray, w: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Weighted quantiles: the value at which the sum of weights first reaches each share."""
+    order = np.argsort(x, kind="stable")
+    reached = np.cumsum(w[order])
+    at = np.searchsorted(reached, shares * reached[-1] - 1e-9, side="left")
+    return x[order][np.minimum(at, len(x) - 1)]
+
+
+def choose_knots(points: Points) -> np.ndarray:
+    """The spline's knots at quantiles of the log-odds; a single one, for a straight line, where samples or scores are few."""
+    knots = np.unique(quantiles(points.x, points.w, np.array(KNOTS)))
+    straight = len(knots) < len(KNOTS) or points.w.sum() < FEW or (np.diff(knots) < 1e-6).any()
+    return knots[:1] if straight else knots
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A smooth calibration curve: a restricted cubic spline of the log-odds, fitted by logistic regression."""
+
+    knots: np.ndarray
+    fit: Fit
+
+    @classmethod
+    def of(cls, points: Points) -> Curve | None:
+        """The curve of these points; None where they are of one class, or separable."""
+        if not has_both(points):
+            return None
+        knots = choose_knots(points)
+        for some in (knots, knots[:1]):
+            design = basis(points.x, some)
+            if np.ptp(points.x) < 1e-9:
+                design = design[:, :1]
+            if fit := logistic(design, points.y, points.w):
+                return cls(some, fit)
+        return None
+
+    def design(self, x: np.ndarray) -> np.ndarray:
+        return basis(x, self.knots)[:, : len(self.fit.beta)]
+
+    def at(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The curve at log-odds x and its 95 % band, as probabilities."""
+        design = self.design(x)
+        eta = design @ self.fit.beta
+        error = Z * np.sqrt(np.einsum("ij,jk,ik->i", design, self.fit.covariance, design))
+        return expit(eta), expit(eta - error), expit(eta + error)
+
+
+def basis(x: np.ndarray, knots: np.ndarray) -> np.ndarray:
+    """1, x, and for each knot but the last two a cubic that is linear beyond the outer knots."""
+    columns = [np.ones_like(x), x]
+    if len(knots) >= 3:
+        last, before, scale = knots[-1], knots[-2], (knots[-1] - knots[0]) ** 2
+
+        def cube(knot: float) -> np.ndarray:
+            return np.maximum(x - knot, 0.0) ** 3
+
+        for knot in knots[:-2]:
+            bent = cube(before) * (last - knot) / (last - before) - cube(last) * (before - knot) / (last - before)
+            columns.append((cube(knot) - bent) / scale)
+    return np.stack(columns, axis=1)
+
+
+def score_test(points: Points) -> tuple[float, int]:
+    """Rao's score test that the probabilities are right, against the spline's alternatives: χ² and its degrees of freedom."""
+    design, p = basis(points.x, choose_knots(points)), expit(points.x)
+    scale = np.sqrt(np.maximum((design**2 * points.w[:, None]).sum(0), 1e-300))
+    design = design / scale
+    score = design.T @ (points.w * (points.y - p))
+    information = (design * (points.w * p * (1 - p))[:, None]).T @ design
+    values, vectors = np.linalg.eigh(information)
+    kept = values > 1e-10 * values.max()
+    return float(((vectors.T @ score)[kept] ** 2 / values[kept]).sum()), int(kept.sum())
+
+
+def spiegelhalter(points: Points) -> float:
+    """Spiegelhalter's (1986) z: whether the Brier score is what right probabilities would give."""
+    p = expit(points.x)
+    variance = points.w @ ((1 - 2 * p) ** 2 * p * (1 - p))
+    return float(points.w @ ((points.y - p) * (1 - 2 * p)) / math.sqrt(variance)) if variance > 0 else math.nan

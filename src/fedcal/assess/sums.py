@@ -1,0 +1,324 @@
+"""What a site sends of its samples: sums of constant size that add with `+`, and from which every measure is read.
+
+For each class (of two classes: for class 1 alone) the samples fall into bins by the log-odds of the class's probability,
+those of the class apart from the others. A bin keeps its number of samples and the first two moments of their log-odds. So a
+bin of one sample is exact, and a bin of many is replaced by two points with the same mean and variance: sums of smooth
+functions over the points differ from those over the samples by the third power of a bin's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcal.errors import FedCalError
+from fedcal.measure.metrics import rank_of_label, squared_error
+from fedcal.measure.possible import HIGHEST, SLACK, odd_bins
+from fedcal.measure.possible import MOST as MOST_SAMPLES
+from fedcal.measure.reliability import Reliability, blocks, equal_width
+
+LIMIT = 40.0  # log-odds beyond count as these
+FINE = 4096  # bins of up to 16 classes
+MOST = 1 << 16  # bins of all classes together; at least 128 of each
+TIED = 1e-6  # of a bin's width: scores that differ by less are one score
+TABLE = np.linspace(0.1, 0.9, 9).round(2)  # thresholds of the table
+CURVE = np.linspace(0.01, 0.99, 99).round(2)  # thresholds of the decision curve
+MOST_THRESHOLDS = 100  # that may be asked for
+PARTS = ("samples", "cells", "moments", "above", "bins")  # of the sums as tensors
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The bins of the log-odds x: evenly spaced in 2 asinh(x/2), that is narrow around 0 and wider in the tails."""
+
+    edges: np.ndarray  # (bins + 1,)
+
+    @property
+    def middle(self) -> np.ndarray:
+        return (self.edges[1:] + self.edges[:-1]) / 2
+
+    @property
+    def width(self) -> np.ndarray:
+        return np.diff(self.edges)
+
+    def find(self, x: np.ndarray) -> np.ndarray:
+        """The bin of each log-odds within the limit."""
+        bins = len(self.edges) - 1
+        reach = 2 * np.arcsinh(LIMIT / 2)
+        at = ((2 * np.arcsinh(x / 2) / reach + 1) * (bins / 2)).astype(np.int64)
+        return np.minimum(at, bins - 1)
+
+
+@cache
+def grid(n_classes: int) -> Grid:
+    """The bins for that many classes."""
+    reach = 2 * np.arcsinh(LIMIT / 2)
+    return Grid(2 * np.sinh(np.linspace(-reach, reach, n_bins(n_classes) + 1) / 2))
+
+
+def n_bins(n_classes: int) -> int:
+    """How many bins each row has."""
+    rows = n_rows(n_classes)
+    return FINE if rows <= MOST // FINE + 1 else 1 << max(7, int(np.log2(MOST / rows)))
+
+
+def n_rows(n_classes: int) -> int:
+    """One row for each class and one for the top class; of two classes, class 1 alone."""
+    return 1 if n_classes == 2 else n_classes + 1
+
+
+@dataclass(frozen=True)
+class Points:
+    """Weighted samples of one class: log-odds x, whether of the class y, and the weight w."""
+
+    x: np.ndarray
+    y: np.ndarray
+    w: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreSums:
+    """Sums over samples. `a + b` holds the samples of both."""
+
+    n_classes: int
+    thresholds: np.ndarray  # (T,) sorted: those of the curve and those that the user asks for
+    samples: np.ndarray  # n, predicted right, then Σv, Σv², Σv³ of the NLL and of the Brier score
+    moments: np.ndarray  # (rows, 2, bins, 3): number, Σδ, Σδ²; δ is the distance to the bin's middle in its widths
+    above: np.ndarray  # (rows, 2, T): samples with a probability of at least each threshold
+    bins: Reliability  # of the top class
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor, thresholds: np.ndarray = CURVE) -> ScoreSums:
+        """The sums of calibrated logits (N, K) and labels (N,), block by block to save memory."""
+        k = logits.shape[1]
+        total = cls.empty(k, thresholds)
+        bins = total.bins
+        for z, y in blocks(logits, labels):
+            if len(y):
+                bins += total._add_block(z.double(), y)
+        return replace(total, bins=bins)
+
+    @classmethod
+    def empty(cls, n_classes: int, thresholds: np.ndarray = CURVE) -> ScoreSums:
+        """No samples: the neutral element of `+`."""
+        rows, bins = n_rows(n_classes), n_bins(n_classes)
+        return cls(
+            n_classes,
+            thresholds,
+            np.zeros(8),
+            np.zeros((rows, 2, bins, 3)),
+            np.zeros((rows, 2, len(thresholds)), np.int64),
+            Reliability.empty(),
+        )
+
+    def _add_block(self, z: Tensor, labels: Tensor) -> Reliability:
+        """Add samples to the arrays; returns their reliability."""
+        if not z.isfinite().all():
+            raise FedCalError("logits are not finite: check the model, or the scaler")
+        log_p = z.log_softmax(dim=1)
+        p, right = log_p.exp(), rank_of_label(z, labels) == 0
+        nll, brier = (
+            -log_p.gather(1, labels[:, None])[:, 0],
+            squared_error(p, labels) / (2 if self.n_classes == 2 else 1),
+        )
+        powers = [float((v**power).sum()) for v in (nll, brier) for power in (1, 2, 3)]
+        self.samples[:] += [len(labels), float(right.sum()), *powers]
+        odds, of_class = log_odds(z), torch.nn.functional.one_hot(labels, self.n_classes).bool()
+        if self.n_classes == 2:
+            x, y = odds[:, 1:].numpy(), of_class[:, 1:].numpy()
+        else:  # the top class is the last row
+            x = torch.cat([odds, odds.amax(1, keepdim=True)], dim=1).numpy()
+            y = torch.cat([of_class, right[:, None]], dim=1).numpy()
+        at, rows = grid(self.n_classes), x.shape[1]
+        bins, first = len(at.middle), 2 * np.arange(rows)
+        x = np.clip(x, -LIMIT, LIMIT)
+        bin_of = at.find(x)
+        offset = ((x - at.middle[bin_of]) / at.width[bin_of]).ravel()
+        cell = ((first + y) * bins + bin_of).ravel()
+        size = rows * 2 * bins
+        for power in (0, 1, 2):
+            found = np.bincount(cell, offset**power if power else None, size)
+            self.moments[..., power] += found.reshape(rows, 2, bins)
+        # The number of thresholds that a probability reaches, counted, gives the samples above each of them.
+        probs = p[:, 1:].numpy() if self.n_classes == 2 else torch.cat([p, p.amax(1, keepdim=True)], dim=1).numpy()
+        width = len(self.thresholds) + 1
+        reached = np.searchsorted(self.thresholds, probs, side="right")
+        counts = np.bincount(((first + y) * width + reached).ravel(), None, rows * 2 * width).reshape(rows, 2, width)
+        self.above[:] += counts[..., ::-1].cumsum(-1)[..., ::-1][..., 1:]
+        return Reliability.of_top(p.amax(1).numpy(), right.numpy(), equal_width(15))
+
+    def __add__(self, other: ScoreSums) -> ScoreSums:
+        if self.n_classes != other.n_classes or not np.array_equal(self.thresholds, other.thresholds):
+            raise FedCalError("sums of other classes or other thresholds do not add: evaluate all sites alike")
+        return ScoreSums(
+            self.n_classes,
+            self.thresholds,
+            self.samples + other.samples,
+            self.moments + other.moments,
+            self.above + other.above,
+            self.bins + other.bins,
+        )
+
+    @staticmethod
+    def n_bytes(n_classes: int, n_thresholds: int) -> int:
+        """What the sums of so many classes take in memory."""
+        return 8 * n_rows(n_classes) * 2 * (3 * n_bins(n_classes) + n_thresholds)
+
+    @property
+    def n(self) -> int:
+        """How many samples are in it."""
+        return int(self.samples[0])
+
+    def counts(self, row: int) -> tuple[int, int]:
+        """The samples that are not of the row's class, and those that are."""
+        no, yes = self.moments[row, :, :, 0].sum(1)
+        return int(no), int(yes)
+
+    def points(self, row: int) -> Points:
+        """A row's samples as weighted points, at most two for each bin and outcome."""
+        at = grid(self.n_classes)
+        outcome, bins = self.moments[row, :, :, 0].nonzero()
+        count, one, two = self.moments[row, outcome, bins].T
+        mean = one / count
+        spread = np.sqrt(np.maximum(two / count - mean * mean, 0.0))
+        several = spread > TIED
+        offset = np.concatenate([np.where(several, mean - spread, mean), (mean + spread)[several]])
+        weight = np.concatenate([np.where(several, count / 2, count), count[several] / 2])
+        where = np.concatenate([bins, bins[several]])
+        y = np.concatenate([outcome, outcome[several]])
+        return Points(at.middle[where] + offset * at.width[where], y.astype(np.float64), weight)
+
+    # --- on the wire ----------------------------------------------------------------------------------------------------
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """A flat dict of tensors, with the bins that are not empty. `from_tensors` makes exactly these sums of it."""
+        cells = np.flatnonzero(self.moments[..., 0])
+        return {
+            "samples": torch.from_numpy(self.samples.copy()),
+            "cells": torch.from_numpy(cells),
+            "moments": torch.from_numpy(self.moments.reshape(-1, 3)[cells]),
+            "above": torch.from_numpy(self.above.copy()),
+            "bins": torch.from_numpy(self.bins.sums()),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], n_classes: int, thresholds: np.ndarray = CURVE) -> ScoreSums:
+        """Read what `to_tensors` gave; it may come from a stranger.
+
+        Raises:
+            FedCalError: shapes, types or counts are not those of such sums.
+        """
+        found = cls.empty(n_classes, thresholds)
+        whole = {"cells", "above", "bins"}
+        wrong = [
+            name for name in PARTS
+            if name not in tensors or tensors[name].dtype != (torch.int64 if name in whole else torch.float64)
+        ]  # fmt: skip
+        if wrong:
+            raise FedCalError(f"not the sums of an evaluation: {wrong[0]!r} is missing or of another type")
+        samples, cells, moments, above, bins = (tensors[name].numpy() for name in PARTS)
+        size = found.moments[..., 0].size
+        shapes = ((8,), cells.shape[:1], (len(cells) if cells.ndim else 0, 3), found.above.shape, (4, 15))
+        for name, shape in zip(PARTS, shapes, strict=True):
+            if tuple(tensors[name].shape) != shape:
+                raise FedCalError(
+                    f"not the sums of an evaluation: {name!r} has shape {tuple(tensors[name].shape)}, not {shape}"
+                )
+        if len(np.unique(cells)) < len(cells) or (len(cells) and not 0 <= cells.min() <= cells.max() < size):
+            raise FedCalError("not the sums of an evaluation: its bins are doubled or beyond the last")
+        if not all(np.isfinite(part).all() for part in (samples, moments)):
+            raise FedCalError("not the sums of an evaluation: a number is not finite")
+        found.moments.reshape(-1, 3)[cells] = moments
+        found.samples[:], found.above[:] = samples, above
+        found = replace(found, bins=Reliability(equal_width(15), *bins))
+        found._check_counts()
+        return found
+
+    def _check_counts(self) -> None:
+        """Refuse sums that no samples can give."""
+        n, right = self.samples[:2]
+        if not 0 <= right <= n <= MOST_SAMPLES or n % 1 or right % 1:
+            raise FedCalError(f"not the sums of an evaluation: {right:g} of {n:g} samples are predicted right")
+        count, one, two = np.moveaxis(self.moments, -1, 0)
+        slack = 1e-9 * (1 + count)
+        inside = (
+            (count >= 0).all()
+            and (count % 1 == 0).all()
+            and (np.abs(one) <= count / 2 + slack).all()
+            and (two <= count / 4 + slack).all()
+        )
+        spread = (two * count >= one * one - slack * (1 + count)).all()
+        no, yes = count.sum(2).T
+        adds_up = (no + yes == n).all() and (self.n_classes == 2 or (yes[:-1].sum() == n and yes[-1] == right))
+        bins = not odd_bins(self.bins.edges, self.bins.sums()[None], int(n)) and self.bins.correct.sum() == right
+        if not (inside and spread and adds_up and bins and self._losses_fit() and self._thresholds_fit(count)):
+            raise FedCalError("not the sums of an evaluation: they contradict each other")
+
+    def _losses_fit(self) -> bool:
+        """Whether the sums of powers may be those of n losses: (Σv)² ≤ n Σv² and (Σv²)² ≤ Σv Σv³."""
+        n, slack = self.samples[0], 1 + SLACK
+        for highest, (one, two, three) in zip((HIGHEST, 2.0), self.samples[2:].reshape(2, 3), strict=True):
+            if min(one, two, three) < 0 or one > highest * n * slack + SLACK:
+                return False
+            if one * one > n * two * slack + SLACK or two * two > one * three * slack + SLACK:
+                return False
+        return True
+
+    def _thresholds_fit(self, count: np.ndarray) -> bool:
+        """Whether the samples above each threshold are those of the bins above it, but for the bins around it."""
+        edges, bins = grid(self.n_classes).edges, count.shape[-1]
+        above = np.zeros((*count.shape[:2], bins + 1))
+        above[..., :-1] = count[..., ::-1].cumsum(-1)[..., ::-1]  # samples in this bin or in a higher one
+        at = np.searchsorted(edges, np.log(self.thresholds / (1 - self.thresholds)))
+        low, high = above[..., np.clip(at + 1, 0, bins)], above[..., np.clip(at - 2, 0, bins)]
+        return bool((low <= self.above).all() and (self.above <= high).all() and (np.diff(self.above) <= 0).all())
+
+    def within(self, whole: ScoreSums) -> bool:
+        """Whether these may be the sums of some of the samples of `whole`."""
+        pairs = (
+            (self.samples, whole.samples * (1 + SLACK) + SLACK),
+            (self.moments[..., 0], whole.moments[..., 0]),
+            (self.above, whole.above),
+            (self.bins.sums()[:2], whole.bins.sums()[:2]),
+        )
+        return all((part <= of).all() for part, of in pairs)
+
+
+def log_odds(z: Tensor) -> Tensor:
+    """log p/(1 − p) of every class, without loss of digits where p is close to 1."""
+    if z.shape[1] == 2:
+        odds = z[:, 1] - z[:, 0]
+        return torch.stack([-odds, odds], dim=1)
+    shifted = z - z.amax(dim=1, keepdim=True)
+    parts = shifted.exp()
+    top = parts.argmax(dim=1, keepdim=True)
+    others = parts.sum(dim=1, keepdim=True) - parts  # of the top class this loses digits: its own sum follows
+    rest = parts.scatter(1, top, 0.0).sum(dim=1, keepdim=True)
+    others = others.scatter(1, top, rest).clamp_min(1e-300)
+    return shifted - others.log()
+
+
+def all_thresholds(asked: Sequence[float] | Any) -> np.ndarray:
+    """The thresholds to count at: those of the curve and the user's.
+
+    Raises:
+        FedCalError: one is not between 0 and 1.
+    """
+    try:
+        asked = np.atleast_1d(np.asarray(asked, np.float64))
+    except (TypeError, ValueError):
+        raise FedCalError(f"thresholds must be numbers between 0 and 1, not {asked!r}") from None
+    if asked.ndim != 1 or not len(asked):
+        raise FedCalError("no threshold: give at least one, such as 0.5")
+    if len(asked) > MOST_THRESHOLDS:
+        raise FedCalError(f"{len(asked)} thresholds: give at most {MOST_THRESHOLDS}")
+    if not ((asked > 0) & (asked < 1)).all():
+        worst = asked[~((asked > 0) & (asked < 1))][0]
+        raise FedCalError(f"a threshold must lie between 0 and 1, not {worst:g}: 0.2 decides at 20 %")
+    return np.unique(np.concatenate([CURVE, asked]))

@@ -1,0 +1,110 @@
+"""The result in plain words: is the model calibrated, and where not?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LEVEL = 0.05
+
+Json = dict[str, Any]
+
+
+def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json]) -> list[str]:
+    """A headline, and sentences about what is wrong: overall, at sites, in groups.
+
+    Sites and groups are tested at 5 % over all of them together (Holm), so that a calibrated model is blamed at some site in
+    one evaluation of twenty at most.
+    """
+    if pooled.get("hidden"):
+        return ["Too few samples to say anything."]
+    bad_sites, bad_groups = rejected(sites), rejected(groups)
+    said = [headline(pooled, bool(bad_sites or bad_groups)), *size(pooled)]
+    if (p := p_value(pooled)) is not None and p <= LEVEL:
+        said += direction(pooled)
+    for kind, bad, of in (("sites", bad_sites, sites if len(sites) > 1 else {}), ("groups", bad_groups, groups)):
+        tested = [name for name in of if p_value(of[name]) is not None]
+        if bad and of:
+            places = "; ".join(place(name, of[name]) for name in bad)
+            said.append(f"Not calibrated in {len(bad)} of {len(tested)} {kind}: {places}.")
+        elif len(tested) > 1:
+            said.append(f"None of {len(tested)} {kind} stands out.")
+        hidden = sum(bool(one.get("hidden")) for one in of.values())
+        if hidden:
+            said.append(f"{hidden} of {len(of)} {kind} {'is' if hidden == 1 else 'are'} hidden: too few samples.")
+    return said
+
+
+def p_value(measures: Json) -> float | None:
+    """That of the score test; None where there is none."""
+    test = (measures.get("tests") or {}).get("score")
+    return test["p"] if test else None
+
+
+def rejected(cells: Mapping[str, Json]) -> list[str]:
+    """The cells whose probabilities are wrong, by Holm's procedure."""
+    known = sorted((p, name) for name, one in cells.items() if (p := p_value(one)) is not None)
+    found: list[str] = []
+    for i, (p, name) in enumerate(known):
+        if p > LEVEL / (len(known) - i):
+            break
+        found.append(name)
+    return [name for name in cells if name in found]
+
+
+def headline(pooled: Json, elsewhere: bool) -> str:
+    """Whether the model is calibrated overall."""
+    p = p_value(pooled)
+    if p is None or pooled["ici"]["value"] is None:
+        return "Too few samples of each class to judge the calibration."
+    if p <= LEVEL:
+        return "The model is not calibrated."
+    if elsewhere:
+        return "The model is calibrated overall, but not everywhere."
+    return f"These {pooled['n']} samples show no sign of miscalibration."
+
+
+def size(pooled: Json) -> list[str]:
+    """How far off the probabilities are."""
+    value, low, high = (percent(pooled["ici"][end]) for end in ("value", "low", "high"))
+    return [f"On average a probability is {value} off (95 % interval {low} to {high})."] if value and low else []
+
+
+def percent(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f} %"
+
+
+def direction(measures: Json) -> list[str]:
+    """What is wrong: the level, the slope, or both; only what the intervals show."""
+    said = []
+    ratio, slope = measures["oe_ratio"], measures["calibration_slope"]
+    if measures["calibration_intercept"]["low"] is not None and "classes" not in measures:
+        if measures["calibration_intercept"]["low"] > 0:
+            said.append(
+                f"Probabilities are too low: {ratio['value']:.2f} events for each one predicted{between(ratio)}."
+            )
+        elif measures["calibration_intercept"]["high"] < 0:
+            said.append(
+                f"Probabilities are too high: {ratio['value']:.2f} events for each one predicted{between(ratio)}."
+            )
+    if slope["low"] is not None:
+        if slope["high"] < 1:
+            said.append(f"They are too extreme: slope {slope['value']:.2f}{between(slope)}.")
+        elif slope["low"] > 1:
+            said.append(f"They are too timid: slope {slope['value']:.2f}{between(slope)}.")
+    return said
+
+
+def between(measure: Json) -> str:
+    return f" (95 % interval {measure['low']:.2f} to {measure['high']:.2f})"
+
+
+def place(name: str, measures: Json) -> str:
+    """A site or group with what is wrong there."""
+    ratio, slope = measures["oe_ratio"], measures["calibration_slope"]
+    parts = []
+    if ratio["low"] is not None and not ratio["low"] <= 1 <= ratio["high"]:
+        parts.append(f"too {'low' if ratio['value'] > 1 else 'high'}, O/E {ratio['value']:.2f}")
+    if slope["low"] is not None and not slope["low"] <= 1 <= slope["high"]:
+        parts.append(f"too {'extreme' if slope['value'] < 1 else 'timid'}, slope {slope['value']:.2f}")
+    return f"{name} ({', '.join(parts)})" if parts else name

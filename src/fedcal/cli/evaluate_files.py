@@ -1,0 +1,141 @@
+"""`fedcal evaluate`: measure users' files of logits or probabilities. It parses, calls and prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedcal.base.store import MOST_BYTES, check_outputs
+from fedcal.cli.logits import Classes, Files, Kind, MaxBytes, kind_of, out, parse_classes, print_table
+from fedcal.cli.start import safe
+from fedcal.errors import FedCalError
+
+if TYPE_CHECKING:
+    from fedcal.assess.evaluation import Evaluation
+
+
+Column = Annotated[
+    list[str] | None, typer.Option("--group", metavar="COLUMN", help="Also by this column, such as sex; repeatable.")
+]
+Threshold = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--threshold", metavar="P", help="Decide at this probability; repeatable, the first counts. (default: 0.5)"
+    ),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write all results.")]
+Report = Annotated[Path | None, typer.Option(help="Also write an HTML page with the plots.")]
+Tables = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Also write TRIPOD+AI tables: a .md, .tex or .csv, or a folder for all three."),
+]
+MinCount = Annotated[int, typer.Option(help="Hide results of fewer samples; 0 hides nothing.")]
+
+
+def evaluate(
+    files: Files,
+    scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
+    own: Annotated[
+        bool, typer.Option("--client", "--own", help="With --scaler: each site by its personal part.")
+    ] = False,
+    group: Column = None,
+    threshold: Threshold = None,
+    json_file: JsonFile = None,
+    report: Report = None,
+    tables: Tables = None,
+    min_count: MinCount = 5,
+    probs: Kind = None,
+    classes: Classes = None,
+    max_bytes: MaxBytes = MOST_BYTES,
+) -> None:
+    """Measure files with logits or probabilities and labels: each site, and all of them together, with 95 % intervals.
+
+    With --scaler, before and after. The samples should not be those that the scaler was fitted on.
+    """
+    from fedcal.assess.evaluation import evaluate_samples, name_classes
+    from fedcal.assess.groups import check_groups
+    from fedcal.assess.sums import all_thresholds
+    from fedcal.data.logit_files import read_sites
+    from fedcal.measure.views import View, measure, unchanged
+    from fedcal.protocol import Scaler
+    from fedcal.report.sites import table_row
+    from fedcal.report.words import difference
+
+    if own and scaler is None:
+        raise FedCalError("--client (--own) needs --scaler, whose personal parts are meant")
+    thresholds, columns = threshold or [0.5], group or []
+    all_thresholds(thresholds)
+    check_written(json_file, report, tables, [*files, scaler])
+    calibration = Scaler.load(scaler) if scaler else None
+    known = calibration.classes if calibration else ()
+    read = read_sites(files, kind_of(probs), parse_classes(classes) or known or None, max_bytes, columns)
+    sites = read.samples
+    views: dict[str, View] = {"before": unchanged}
+    if calibration is not None:
+        views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
+    found = measure(sites, views)
+    before, after = found.rows("before"), found.rows("after") if calibration else None
+
+    sizes = {name: len(labels) for name, (_, labels) in sites.items()}
+    groups = check_groups(read.groups if columns else None, sizes, sites)
+    names = name_classes(read.classes)
+    results = {
+        name: evaluate_samples(sites, view, groups, names, thresholds, min_count) for name, view in views.items()
+    }
+    result, earlier = results["after" if after else "before"], results["before"] if after else None
+    shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
+    rows = [table_row(name, before[name]) for name in shown]
+    if after:
+        rows = [
+            row
+            for name in shown
+            for row in (table_row(f"{name}, before", before[name]), table_row(f"{name}, after", after[name]))
+        ]
+    print_table(rows)
+    if after:
+        print(f"after against before: {difference(found.difference('after', 'before'))}")
+    ece = {name: tally.reliability.ece() for name, tally in found.tallies["after" if after else "before"].items()}
+    worst = max(ece, key=lambda name: ece[name])
+    out.print(f"worst client: {safe(worst)}, ECE {ece[worst]:.2%}")
+    for sentence in result.verdict:
+        out.print(safe(sentence), soft_wrap=True)
+    title = f"{len(sites)} sites" + (f", calibrated by {scaler}" if scaler else "")
+    write_all(result, earlier, title, json_file, report, tables)
+
+
+def check_written(
+    json_file: Path | None, report: Path | None, tables: Path | None, inputs: Iterable[Path | None]
+) -> None:
+    """Refuse tables of another kind, and outputs over what is read or over each other; asked before any work is done."""
+    from fedcal.report.evaluation_tables import table_files
+
+    read = list(inputs)
+    for table in table_files(tables) if tables is not None else [None]:
+        check_outputs({"--json": json_file, "--report": report, "--tables": table}, read)
+
+
+def write_all(
+    result: Evaluation,
+    before: Evaluation | None,
+    title: str,
+    json_file: Path | None,
+    report: Path | None,
+    tables: Path | None,
+) -> None:
+    """Write what was asked for, and say where it is."""
+    from fedcal.base.store import write_json
+    from fedcal.report.evaluation import write_page
+    from fedcal.report.evaluation_tables import save_tables
+
+    if json_file is not None:
+        write_json(json_file, result.to_json() | ({"before": before.to_json()} if before else {}))
+    if tables is not None:
+        save_tables(result, tables)
+    if report is not None:
+        write_page(report, result, title, before)
+    for what, path in (("Results", json_file), ("Tables", tables), ("Report", report)):
+        if path is not None:
+            out.print(f"{what}: [bold]{safe(path)}[/bold]", soft_wrap=True)

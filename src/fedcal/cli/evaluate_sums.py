@@ -1,0 +1,85 @@
+"""An evaluation by files: `fedcal client evaluate` writes a site's sums, `fedcal server evaluate` reads all sites'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcal.base.store import MOST_BYTES, check_outputs
+from fedcal.cli.evaluate_files import Column, JsonFile, MinCount, Report, Tables, Threshold, check_written, write_all
+from fedcal.cli.exchange import File, Name, client_app, server_app
+from fedcal.cli.logits import Classes, Kind, MaxBytes, kind_of, out, parse_classes
+from fedcal.cli.start import safe
+from fedcal.errors import FedCalError, printable, unknown
+
+
+@client_app.command("evaluate")
+def client_evaluate(
+    file: File,
+    out_file: Annotated[Path, typer.Option("--out", help="The sums, for the server.")],
+    scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
+    own: Annotated[bool, typer.Option("--client", "--own", help="With --scaler: by the site's personal part.")] = False,
+    group: Column = None,
+    threshold: Threshold = None,
+    min_count: MinCount = 5,
+    site: Name = None,
+    probs: Kind = None,
+    classes: Classes = None,
+    max_bytes: MaxBytes = MOST_BYTES,
+) -> None:
+    """Write the sums that an evaluation needs. They tell the site's scores, but no sample's features.
+
+    Groups of fewer than --min-count samples are not sent.
+    """
+    from fedcal.assess.evaluation import SiteSums, name_classes
+    from fedcal.assess.groups import check_groups
+    from fedcal.assess.message import Asked, SiteMessage
+    from fedcal.assess.sums import all_thresholds
+    from fedcal.data.logit_files import read_sites
+    from fedcal.protocol import Scaler
+    from fedcal.transport.files.evaluation import write_sums
+
+    if own and scaler is None:
+        raise FedCalError("--client (--own) needs --scaler, whose personal part is meant")
+    check_outputs({"--out": out_file}, [file, scaler])
+    thresholds = threshold or [0.5]
+    at = all_thresholds(thresholds)
+    calibration = Scaler.load(scaler) if scaler else None
+    known = calibration.classes if calibration else ()
+    read = read_sites([file], kind_of(probs), parse_classes(classes) or known or None, max_bytes, group or [])
+    name = site or next(iter(read.samples))
+    if site is None and len(read.samples) > 1:
+        raise FedCalError(f"{file}: {len(read.samples)} sites: choose one with --name, such as --name {name}")
+    if name not in read.samples and len(read.samples) > 1:
+        raise FedCalError(f"{file}: {unknown('site', name, read.samples)}")
+    held = name if name in read.samples else next(iter(read.samples))  # a file of one site may get another name
+    logits, labels = read.samples[held]
+    groups = check_groups({held: read.groups[held]}, {held: len(labels)}, read.samples)[held] if group else {}
+    if calibration is not None:
+        logits = calibration.apply(logits, name if own else None, probs=False)
+    names = name_classes(read.classes) or [str(k) for k in range(logits.shape[1])]
+    sums = SiteSums.of(logits, labels, groups, at, min_count)
+    write_sums(out_file, SiteMessage.of(name, Asked(tuple(names), tuple(thresholds)), sums, groups))
+    print(f"{printable(str(out_file))} is for the server: sums of {len(labels)} samples.")
+
+
+@server_app.command("evaluate")
+def server_evaluate(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="SUMS...", help="Every site's, from `fedcal client evaluate`.")
+    ],
+    json_file: JsonFile = None,
+    report: Report = None,
+    tables: Tables = None,
+    min_count: MinCount = 5,
+) -> None:
+    """Evaluate what the sites sent: all of them together, each site, each group."""
+    from fedcal.transport.files.evaluation import read_sums
+
+    check_written(json_file, report, tables, files)
+    result = read_sums(files, min_count)
+    for sentence in result.verdict:
+        out.print(safe(sentence), soft_wrap=True)
+    write_all(result, None, f"{len(result.sites)} sites", json_file, report, tables)

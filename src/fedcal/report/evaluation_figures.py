@@ -1,0 +1,114 @@
+"""The figures of an evaluation: calibration plot, decision curve, forest plot. All they show is in the evaluation's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedcal.report.figures import ACCENT, GAP, INK, MUTED, NOISE, styled
+
+Json = Mapping[str, Any]
+DIAGONAL: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (4, 3))}
+
+
+def _floats(values: Sequence[Any]) -> np.ndarray:
+    return np.array(values, dtype=np.float64)  # None becomes NaN
+
+
+@styled
+def plot_calibration(measures: Json, title: str, before: Json | None = None, top: bool = False) -> Figure:
+    """Draw observed against predicted: the smooth curve with its 95 % band, and groups of samples with their intervals.
+
+    Args:
+        measures: of one set of samples.
+        title: above the plot.
+        before: measures of the same samples before calibration, drawn behind.
+        top: whether predictions are confidences in the top class, and not probabilities of class 1.
+    """
+    fig = Figure(figsize=(3.2, 3.2), layout="constrained")
+    ax: Axes = fig.subplots()
+    ax.plot([0, 1], [0, 1], **DIAGONAL)
+    if before and (curve := before.get("calibration_curve")):
+        ax.plot(curve["predicted"], curve["value"], color=MUTED, linewidth=1)
+    if curve := measures.get("calibration_curve"):
+        x = curve["predicted"]
+        ax.fill_between(x, curve["low"], curve["high"], color=ACCENT, alpha=0.18, linewidth=0)
+        ax.plot(x, curve["value"], color=ACCENT)
+    if bins := measures.get("calibration_bins"):
+        x, y = _floats(bins["predicted"]), _floats(bins["value"])
+        ax.vlines(x, bins["low"], bins["high"], color=MUTED, linewidth=0.9)
+        ax.plot(x, y, "o", color=INK, markersize=3)
+    for ticks in (ax.set_xticks, ax.set_yticks):
+        ticks((0, 0.25, 0.5, 0.75, 1), ("0", "", "0.5", "", "1"))
+    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="Confidence" if top else "Predicted", aspect="equal")
+    ax.set_ylabel("Accuracy" if top else "Observed")
+    ax.set_title(title, fontweight="bold")
+    return fig
+
+
+@styled
+def plot_decisions(measures: Json) -> Figure:
+    """Draw net benefit by threshold, with its 95 % band, against treating everybody and nobody."""
+    curve = measures["decision_curve"]
+    fig = Figure(figsize=(4.4, 3.2), layout="constrained")
+    ax: Axes = fig.subplots()
+    t, value, low, high, everybody = (_floats(curve[key]) for key in ("threshold", "value", "low", "high", "treat_all"))
+    ax.axhline(0, color=MUTED, linewidth=1)
+    ax.plot(t, everybody, color=GAP, linewidth=1)
+    ax.fill_between(t, low, high, color=ACCENT, alpha=0.18, linewidth=0)
+    ax.plot(t, value, color=ACCENT)
+    reach = max(float(np.nanmax(np.append(value, everybody[0]))), 0.02)
+    ax.set(xlim=(0, 1), ylim=(-0.35 * reach, 1.15 * reach), xlabel="Threshold", ylabel="Net benefit")
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    return fig
+
+
+@styled
+def plot_forest(
+    rows: Sequence[tuple[str, Json]], title: str, reference: float | None = None, log: bool = False
+) -> Figure:
+    """Draw one measure of several sets of samples: a dot with its 95 % interval in each row.
+
+    Args:
+        rows: names and estimates; an estimate with only `low` and `high` is a range without a value.
+        title: the measure.
+        reference: the value of a calibrated model, as a line.
+        log: whether the scale is logarithmic.
+    """
+    fig = Figure(figsize=(3.6, 0.24 * len(rows) + 0.75), layout="constrained")
+    ax: Axes = fig.subplots()
+    if reference is not None:
+        ax.axvline(reference, **DIAGONAL)
+    for y, (_, one) in enumerate(rows):
+        value, low, high = one.get("value"), one.get("low"), one.get("high")
+        if low is not None and high is not None:
+            colour = ACCENT if y else INK
+            if value is None:
+                ax.plot([low, high], [y, y], color=NOISE, linewidth=5, solid_capstyle="butt")
+            else:
+                ax.plot([low, high], [y, y], color=colour, linewidth=1.2)
+        if value is not None:
+            ax.plot([value], [y], "o" if y else "D", color=ACCENT if y else INK, markersize=4)
+    known = _floats([end for _, one in rows for end in (one.get("low"), one.get("high"), one.get("value"))])
+    known = known[np.isfinite(known)]
+    if log:
+        ax.set_xscale("log")
+        ticks = [
+            tick
+            for tick in (0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 4, 10)
+            if len(known) and known.min() <= tick <= known.max()
+        ]
+        ax.set_xticks(ticks or [1], [f"{tick:g}" for tick in ticks or [1]])
+        ax.set_xticks([], minor=True)
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.set_yticks(np.arange(len(rows)), [name for name, _ in rows], color=INK)
+    ax.set_ylim(len(rows) - 0.45, -0.55)
+    ax.grid(axis="y", visible=False)
+    ax.set_title(title, fontweight="bold")
+    return fig

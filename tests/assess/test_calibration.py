@@ -1,0 +1,88 @@
+"""Regressions against statsmodels; ICI, E50, E90 and the Brier score's parts computed directly; smooth ECE by its kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from scipy.special import expit
+from scipy.stats import norm
+
+from fedcal.assess.calibration import brier_parts, curve_errors, observed_to_expected, smooth_ece
+from fedcal.assess.regression import Curve, basis, intercept, score_test, slope, spiegelhalter
+from scores import draw, sums
+
+BINOMIAL = sm.families.Binomial()
+
+
+@pytest.mark.parametrize(("n", "spread"), [(60, 1.5), (2000, 0.3), (40_000, 2.0)])
+def test_intercept_and_slope_are_those_of_a_pooled_glm(n, spread):
+    x, y = draw(n, spread=spread)
+    half = n // 3
+    points = (sums(x[:half], y[:half]) + sums(x[half:], y[half:])).points(0)
+    large = sm.GLM(y, np.ones(n), family=BINOMIAL, offset=x).fit(tol=1e-14)
+    weak = sm.GLM(y, sm.add_constant(x), family=BINOMIAL).fit(tol=1e-14)
+    for found, fit, i in ((intercept(points), large, 0), (slope(points), weak, 1)):
+        np.testing.assert_allclose(found, [fit.params[i], *fit.conf_int()[i]], atol=1e-8)
+
+
+def test_separable_or_single_class_has_no_slope():
+    x = np.linspace(-2, 2, 50)
+    for y in ((x > 0).astype(int), np.ones(50, int)):
+        assert np.isnan(slope(sums(x, y).points(0)).value)
+    assert np.isnan(slope(sums(np.zeros(50), np.arange(50) % 2).points(0)).value)
+
+
+@pytest.mark.parametrize("n", [400, 20_000])
+def test_curve_errors_by_direct_computation(n):
+    x, y = draw(n)
+    points = sums(x, y).points(0)
+    curve = Curve.of(points)
+    assert curve is not None and len(curve.knots) == 4
+    fit = sm.GLM(y, basis(x, curve.knots), family=BINOMIAL).fit(tol=1e-13)
+    gap, found = np.abs(expit(x) - fit.fittedvalues), curve_errors(points, curve)
+    expected = {
+        "ici": gap.mean(),
+        "e50": np.median(gap),
+        "e90": np.quantile(gap, 0.9),
+        "brier_calibration": (gap**2).mean(),
+    }
+    for name, value in expected.items():
+        assert found[name].value == pytest.approx(value, abs=2e-4 if name[0] == "e" else 1e-6)
+        assert found[name].low <= found[name].value <= found[name].high
+    np.testing.assert_allclose(curve.at(x)[0], fit.fittedvalues, atol=1e-5)
+
+
+def test_the_parts_of_the_brier_score_add_up():
+    x, y = draw(1000)
+    points = sums(x, y).points(0)
+    curve = Curve.of(points)
+    calibration = curve_errors(points, curve)["brier_calibration"]
+    parts = brier_parts(points, curve, calibration)
+    score = ((expit(x) - y) ** 2).mean()
+    uncertainty, discrimination = parts["brier_uncertainty"].value, parts["brier_discrimination"].value
+    assert uncertainty == pytest.approx(y.mean() * (1 - y.mean()))
+    assert calibration.value - discrimination + uncertainty == pytest.approx(score, abs=1e-9)
+    assert curve is not None
+    assert discrimination == pytest.approx(np.var(curve.at(x)[0]), rel=0.05)
+
+
+def test_smooth_ece_by_its_kernel():
+    x, y = draw(600, a=0.0, b=0.5)
+    p = expit(x)
+    found = smooth_ece(sums(x, y).points(0), None).value
+    t = (np.arange(2000) + 0.5) / 2000
+    kernel = sum(norm.pdf(t[:, None], image, found) for image in (p, -p, 2 - p))  # reflected at 0 and 1
+    assert np.abs(kernel @ (y - p)).mean() / len(p) == pytest.approx(found, abs=1e-3)
+
+
+def test_observed_to_expected_and_the_tests():
+    x, y = draw(500)
+    points, p = sums(x, y).points(0), expit(x)
+    assert observed_to_expected(points).value == pytest.approx(y.sum() / p.sum(), rel=1e-9)
+    z = ((y - p) * (1 - 2 * p)).sum() / np.sqrt(((1 - 2 * p) ** 2 * p * (1 - p)).sum())
+    assert spiegelhalter(points) == pytest.approx(z, rel=1e-6)
+    design = basis(x, Curve.of(points).knots)  # type: ignore[union-attr]
+    score, information = design.T @ (y - p), (design * (p * (1 - p))[:, None]).T @ design
+    statistic, freedom = score_test(points)
+    assert freedom == 4 and statistic == pytest.approx(score @ np.linalg.solve(information, score), rel=1e-4)

@@ -1,0 +1,65 @@
+"""`fedcal evaluate` with groups, JSON and tables; the same by files of sums; and what bad input meets with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcal.cli.main import main
+from scores import draw
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    rows = ["p,label,site,sex"]
+    for site, seed in (("a", 1), ("b", 2)):
+        x, y = draw(120, seed)
+        sex = np.random.default_rng(seed).choice(["f", "m"], 120)
+        rows += [f"{1 / (1 + np.exp(-z)):.9f},{label},{site},{s}" for z, label, s in zip(x, y, sex, strict=True)]
+    (tmp_path / "x.csv").write_text("\n".join(rows) + "\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command(capsys, text, code=0):
+    with pytest.raises(SystemExit) as ended:
+        main(text.split())
+    out, err = capsys.readouterr()
+    assert ended.value.code == code, err
+    return err if code else out
+
+
+def test_in_one_place_and_by_files_of_sums(place, capsys):
+    text = command(capsys, "evaluate x.csv --group sex --threshold 0.2 --json one.json --report r.html --tables t.md")
+    assert "On average a probability is" in text and "Results: one.json" in text
+    one = json.loads(Path("one.json").read_text())
+    assert one["thresholds"] == [0.2] and list(one["groups"]) == ["sex=f", "sex=m"] and one["classes"] == ["0", "1"]
+    assert Path("r.html").exists() and "AUROC" in Path("t.md").read_text()
+    for site in "ab":
+        told = command(capsys, f"client evaluate x.csv --name {site} --group sex --threshold 0.2 --out {site}.sums")
+        assert "sums of 120 samples" in told
+    command(capsys, "server evaluate b.sums a.sums --json two.json")
+    two = json.loads(Path("two.json").read_text())
+    for name in ("pooled", "sites", "groups", "site_groups", "spread"):
+        assert one[name] == two[name], name
+
+    Path("bad.sums").write_bytes(Path("a.sums").read_bytes()[:-9])
+    command(capsys, "client evaluate x.csv --name a --out other.sums")
+    for line, expected in {
+        "server evaluate bad.sums": "bad.sums: the message cannot be read",
+        "server evaluate x.csv": "x.csv: the message cannot be read",
+        "server evaluate a.sums a.sums": "two sites have the name 'a'",
+        "server evaluate b.sums other.sums": "differ in classes or thresholds",
+        "client evaluate x.csv --out y.sums": "2 sites: choose one with --name",
+        "client evaluate x.csv --name z --out y.sums": "unknown site 'z'",
+        "evaluate x.csv --group age": "unknown column 'age'",
+        "evaluate x.csv --threshold 1.5": "must lie between 0 and 1, not 1.5",
+        "evaluate x.csv --tables t.pdf": "tables are written as",
+        "evaluate x.csv --client": "needs --scaler",
+        "evaluate x.csv --min-count -1": "min_count must be a whole number",
+    }.items():
+        error = command(capsys, line, code=2)
+        assert expected in error.replace("\n", " ") and error.count("\n") <= 3, line

@@ -1,0 +1,71 @@
+"""The page and the tables of an evaluation: what they show is in the JSON; the same evaluation gives the same bytes."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedcal
+from fedcal import FedCalError
+from fedcal.report.evaluation import render, write_page
+from fedcal.report.evaluation_tables import as_latex, as_markdown, cell, save_tables
+from scores import classes, draw
+
+
+@pytest.fixture(scope="module")
+def result():
+    sites = {"a": draw(300, 1), "<b>": draw(300, 2, a=0.9), "c": draw(3, 3)}
+    groups = {name: np.where(np.arange(len(y)) % 2, "odd", "even") for name, (_, y) in sites.items()}
+    return fedcal.evaluate(sites, groups=groups, thresholds=(0.2,))
+
+
+def numbers_in(value):
+    """Every number of the JSON."""
+    if isinstance(value, dict):
+        return {x for part in value.values() for x in numbers_in(part)}
+    if isinstance(value, list):
+        return {x for part in value for x in numbers_in(part)}
+    return {float(value)} if isinstance(value, int | float) and not isinstance(value, bool) else set()
+
+
+def test_the_page_shows_the_plots_and_nothing_that_runs(result):
+    page = render(result, "3 sites")
+    assert result.verdict[0] in page and "<script" not in page and "<b>" not in re.sub(r"<b>[\d.–-]+</b>", "", page)
+    assert "Decision curve of all sites" in page and "Forest" not in page and "&lt;b&gt;" in page
+    assert page.count("<svg") == 1 + 4 + 1 + 3  # all sites, forests, decisions, a site and two groups; two are hidden
+    assert page == render(result, "3 sites")
+
+
+def test_every_figure_of_the_page_is_in_the_json(result):
+    page, known = render(result, "3 sites"), numbers_in(result.to_json())
+    text = re.sub(r"<(svg|style).*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL)
+    shown = re.findall(r"-?\d+\.\d{2,3}\b", text)
+    rounded = {f"{x:.{d}f}" for x in known for d in (2, 3)}
+    assert len(shown) > 300 and [x for x in shown if x not in rounded] == []
+
+
+def test_more_classes_and_before(tmp_path):
+    before, after = fedcal.evaluate([classes(300, 3, scale=3)]), fedcal.evaluate([classes(300, 3)])
+    write_page(tmp_path / "x.html", after, "a site", before)
+    page = (tmp_path / "x.html").read_text()
+    assert "before calibration" in page and "Each class against the rest" in page and "Decision curve" not in page
+
+
+def test_tables(result, tmp_path):
+    files = save_tables(result, tmp_path / "tables")
+    assert [path.suffix for path in files] == [".md", ".tex", ".csv"]
+    text = as_markdown(result)
+    assert (
+        f"| AUROC | {cell(result.pooled['auroc'])} |" in text and "Spread over sites" not in text
+    )  # one site is shown
+    assert r"\toprule" in as_latex(result) and "All sites" in as_latex(result)
+    rows = list(csv.DictReader(files[2].read_text().splitlines()))
+    one = next(row for row in rows if (row["set"], row["measure"]) == ("pooled", "ici"))
+    assert [float(one[end]) for end in ("value", "low", "high")] == list(result.pooled["ici"].values())
+    assert {row["name"] for row in rows if row["set"] == "site"} == {"a", "<b>", "c"}
+    with pytest.raises(FedCalError, match=r"not '\.pdf'"):
+        save_tables(result, Path("x.pdf"))
