@@ -2,8 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 
 import fedcal
+from fedcal.exact import stages
+from fedcal.exact.prepared import Prepared
+from fedcal.methods import METHODS
+from fedcal.methods.fedcal_plus import FOLD_ROUNDS, LARGE_FOLD_ROUNDS
+from fedcal.methods.fit import Total
 
 
 def two_sites(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -72,3 +78,56 @@ def test_rows_in_a_pattern_are_fitted_as_any_others():
     z[noise] = 2 * rng.normal(size=(int(noise.sum()), k))
     fitted = fedcal.calibrate([(z[: n // 2], y[: n // 2]), (z[n // 2 :], y[n // 2 :])], accuracy="keep")
     assert fedcal.ece(fitted.predict_proba(z), y) < 0.01
+
+
+def skewed(n_clients: int, n: int, k: int, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Clients of skewed labels, with a model that is over-confident, leans to some classes and mixes them."""
+    rng, found = np.random.default_rng(seed), {}
+    lean, mix = rng.normal(0, 0.7, k), rng.normal(0, 0.3 / k**0.5, (k, k))
+    for c in range(n_clients):
+        y = rng.choice(k, n, p=rng.dirichlet(np.full(k, 0.3)))
+        z = rng.normal(size=(n, k)) + (2.5 + 0.3 * np.log(k)) * np.eye(k)[y]
+        found[str(c)] = 2 * (z + z @ mix) + lean, y
+    return found
+
+
+@pytest.mark.parametrize(
+    ("k", "rounds", "megabytes"), [(2, 20, 0.1), (10, 20, 2), (20, 20, 6), (21, 40, 2), (100, 40, 15)]
+)
+def test_rounds_and_bytes_stay_few(k, rounds, megabytes):
+    fitted = fedcal.calibrate(skewed(4, 600 if k < 50 else 300, k), "fedcal-plus")
+    assert fitted.ledger.rounds <= rounds and fitted.ledger.total_up <= megabytes * 1e6
+    assert fitted.ledger.rounds <= sum(stage.times for stage in METHODS["fedcal-plus"].stages(k))
+
+
+@pytest.mark.parametrize(("matrix_newton_max", "steps"), [(20, FOLD_ROUNDS), (0, 1 + LARGE_FOLD_ROUNDS)])
+def test_few_steps_lead_to_the_fits_without_a_fold(matrix_newton_max, steps, monkeypatch):
+    """From the fit on all samples, with its curvature: as good out of fold as fits to the end, whole Hessians or blocks."""
+    monkeypatch.setattr(stages, "MATRIX_NEWTON_MAX", matrix_newton_max)
+    samples = [Prepared(lambda pair=pair: pair) for pair in tensors(skewed(4, 400, 6))]
+
+    def out_of_fold(fold_rounds: int) -> list[float]:
+        clients = answered(stages.start(6, folded=True), samples)
+        tried = answered(stages.fit_all({"bias": (1.0,), "matrix": (1e2, 1.0)}, clients), samples)
+        answered(stages.fit_folds(tried, fold_rounds), samples)
+        return answered(stages.score(tried, clients), samples).total.tolist()
+
+    assert out_of_fold(steps) == pytest.approx(out_of_fold(100), rel=2e-3)
+
+
+def tensors(clients: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.from_numpy(z), torch.from_numpy(y)) for z, y in clients.values()]
+
+
+def answered(program, samples):
+    """What a program returns that is sent the sums of these clients' replies."""
+    sums = None
+    while True:
+        try:
+            query = program.send(sums)
+        except StopIteration as finished:
+            return finished.value
+        whole = Total()
+        for client in samples:
+            whole.add(query.reply(client))
+        sums = whole.sums()

@@ -200,7 +200,7 @@ def fit_folds(candidates: list[Candidate], rounds: int) -> Generator[SumQuery, S
             share = 1.0 if fold == ALL else 1 - 1 / FOLDS
             if before is None:
                 inverse = of.fit.corrected(of.group.inverse(of.fit, share), share)
-                tol = FITTING if fold == ALL else CHOOSING
+                tol = FITTING if fold == ALL else CHOOSING / FOLDS
                 of.folds[fold] = Descent(of.fit.t, of.fit.prior, tol, rounds, trusting=True, inverse=inverse)
             elif not before.arrived:
                 before.done, before.rounds = False, rounds
