@@ -83,7 +83,10 @@ def secrets():
 
 def plaintext():
     """Every byte of the same run's messages, as they are before TLS."""
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    try:
+        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    except ImportError:  # older Flowers
+        from flwr.common.inflatable import get_all_nested_objects
 
     heard = bytearray()
 
