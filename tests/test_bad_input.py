@@ -386,7 +386,7 @@ COMMANDS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "method unknown": (nothing, "run --method fedcall --out new", "did you mean 'fedcal'?"),
     "method twice": (nothing, "run --method uncal --method uncal", "name it once"),
     "device unknown": (nothing, f"{RUN} --device xyz --out new", "unknown device 'xyz'"),
-    "out under a file": (nothing, f"{RUN} --out file/run", "cannot write file/run/rounds.jsonl: Not a directory"),
+    "out under a file": (nothing, f"{RUN} --out file/run", "cannot lock file/run: Not a directory"),
     "out a file": (nothing, f"{RUN} --out file", "file is a file: choose another folder"),
     "out too long": (nothing, f"{RUN} --out {'x' * 300}", "File name too long"),
     "out holds a run": (nothing, f"{RUN} --out done", "done holds a run already"),
@@ -525,7 +525,7 @@ def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("command", "word"),
-    [("run --bogus", "--bogus"), (f"{RUN} --out file/run", "cannot write file/run/rounds.jsonl")],
+    [("run --bogus", "--bogus"), (f"{RUN} --out file/run", "cannot lock file/run")],
     ids=["usage", "files"],
 )
 def test_process(command: str, word: str, place: Path) -> None:

@@ -137,7 +137,7 @@ FAULTS = {
     "not a reply": (headed(kind="request"), "not a reply"),
     "no number of samples": (headed(n="ten"), "a whole number is needed"),
     "notes that are no numbers": (headed(notes={"x": "y"}), "notes are not numbers"),
-    "privacy that is no budget": (headed(privacy={"left": "much"}), "private replies"),
+    "privacy that is no budget": (headed(privacy={"epsilon": ["much"]}), "what its privacy has cost"),
     "no reply": (lacking, "does not reply to FedCal"),
     "a number for a name": (recorded(client=7), "does not reply to FedCal"),
     "1e6 too large": (changed(lambda v: v * 1e6), "the others' about"),

@@ -21,7 +21,7 @@ from fedcal.base.store import read_json
 from fedcal.federate import task
 from fedcal.measure.tally import Tally
 from fedcal.secure import divide
-from fedcal.transport.flower import CalibratedStrategy, LocalGrid, Privacy, calibration_mod, personal_scaler
+from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, personal_scaler
 from transport.flower.help import config_of, distance, simulated
 from transport.flower.help import grid_of as heart_grid
 
@@ -128,13 +128,6 @@ def test_a_node_without_samples_adds_nothing():
 
     plain, secure = fit(grid_of(4, app), "fedcal-plus"), fit(grid_of(4, app), "fedcal-plus", secure=True)
     assert distance(plain.scaler.params, secure.scaler.params) < 1e-9 and secure.report()["faults"] == []
-
-
-def test_with_differential_privacy():
-    pytest.importorskip("dp_accounting")
-    none = Privacy(math.inf, clip=1e9, rounds=100)
-    secure = fit(grid_of(4), "fed-ts", secure=True, privacy=none)
-    assert distance(fit(grid_of(4), "fed-ts").scaler.params, secure.scaler.params) < 1e-9
 
 
 def test_the_run_folder_of_a_federation_shows_all_nodes_together(tmp_path):
