@@ -1,6 +1,6 @@
 """CPU seconds of `fedcal --help` beside those of `import torch`, in one run: `python benchmarks/startup.py`.
 
-Each command is started anew, in turn with the others; user and system time of the child process, median of the repeats.
+Each command runs in a new process, in turn with the others; user and system time of the child process, median of the repeats.
 """
 
 from __future__ import annotations
