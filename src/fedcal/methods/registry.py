@@ -36,5 +36,3 @@ _ALL: tuple[Method, ...] = (
     FedCalPlus(),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
-
-DEFAULT = "fedcal-plus"  # the best of them, wherever no method is named
