@@ -41,7 +41,8 @@ def _print_options(method: Method) -> None:
     """A registered method's options, one row each."""
     from rich.table import Table
 
-    from fedcal.methods.spec import options_offered, value_as_text
+    from fedcal.methods.sets import Sets
+    from fedcal.methods.spec import options_offered, sets_offered, value_as_text
 
     print(f"{method.name}: {method.summary}\nWhat leaves a client: {method.leaves}")
     if not (offered := options_offered(method)):
@@ -51,5 +52,10 @@ def _print_options(method: Method) -> None:
     for option in offered.values():
         default = value_as_text(getattr(method, option.name))
         table.add_row(option.name, option.expected, default, escape(option.help))
+    if of_sets := sets_offered(method):
+        table.add_section()
+        for option in of_sets.values():  # any of them asks for conformal sets
+            default = value_as_text(getattr(Sets(), option.name))
+            table.add_row(option.name, option.expected, f"sets: {default}", escape(option.help))
     out.print(table)
     print(f"Give them as --method {method.name}:OPTION=VALUE,OPTION=VALUE")

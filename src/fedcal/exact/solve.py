@@ -292,7 +292,7 @@ class Group:
         return torch.stack([descent.t for descent in self._asked])
 
 
-def lockstep(groups: list[Group]) -> Program:
+def lockstep(groups: list[Group]) -> Generator[SumQuery, Sums, None]:
     """Advance groups side by side until all their descents are done, one round of messages for all of them."""
     while live := [group for group in groups if not all(descent.done for descent in group.descents)]:
         sums = yield LinearSums(tuple(group.ask() for group in live))

@@ -99,6 +99,8 @@ class WithSets(Additive):
         return (*self.inner.stages(n_classes), Stage(SetScores), *spread)
 
     def program(self, n_classes: int) -> Program:
+        if self.sets.positive is not None and self.sets.positive >= n_classes:
+            raise FedCalError(f"positive is column {self.sets.positive}, and there are {n_classes} classes, from 0 on")
         params = yield from self.inner.program(n_classes)
         sums = yield SetScores(params)
         edges = self.sets.edges(n_classes)
@@ -110,9 +112,6 @@ class WithSets(Additive):
             likelihood = (yield SiteSpread(params))["likelihood"]
             params = {**params, SPREAD: torch.from_numpy(weigh(likelihood.numpy()))}
         return params
-
-    def private_program(self, n_classes: int, clip: float | None) -> Program:
-        raise FedCalError("conformal sets have no private form: leave alpha out, or privacy")
 
     def params_from(self, query: Query) -> Params:
         return self.inner.params_from(query)

@@ -224,6 +224,7 @@ def _check_name(name: str, option: str, known: Mapping[str, Option], twice: bool
         raise FedCalError(f"{name} has no options: leave {option!r} out")
     if not option:
         raise FedCalError(f"{name}: an option is missing in {spec!r}: write {name}:OPTION=VALUE ({', '.join(known)})")
-    near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+    own = [name for name in known if name not in _options_of_class(Sets)]
+    near = difflib.get_close_matches(option, own, 1, 0.5) or difflib.get_close_matches(option, known, 1, 0.8)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise FedCalError(f"{name}: unknown option {option!r}{hint}: its options are {', '.join(known)}")
