@@ -45,5 +45,3 @@ Examples:
     >>> fedcal.METHODS["fed-ts"].leaves
     'two sums: slope and curvature'
 """
-
-DEFAULT = "fedcal-plus"  # the best of them, wherever no method is named
