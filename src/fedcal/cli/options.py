@@ -65,8 +65,8 @@ Coverage = Annotated[
     str | None,
     typer.Option(
         "--coverage",
-        metavar="marginal|class|site",
-        help="Over which samples sets cover 1 - alpha: all, each class's, or each site's. (default: marginal)",
+        metavar="WHICH",
+        help="Samples of which sets cover 1 - alpha: `marginal` (all), each `class`, or each `site`. (default: marginal)",
         show_default=False,
     ),
 ]
