@@ -38,7 +38,19 @@ def _all_methods() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Config:
-    """What a run is. `None` means: what suits the data set (filled in by `resolve`)."""
+    """What a run is. `None` means: what suits the data set (filled in by `resolve`).
+
+    Every field is an option of `fedcal run`, which explains it: `fedcal run --help`.
+
+    Examples:
+        >>> import fedcal
+        >>> config = fedcal.Config(data="heart", rounds=10, method=("uncal", "fedcal-plus:accuracy=keep"))
+        >>> config.method
+        ('uncal', 'fedcal-plus:accuracy=keep')
+        >>> fedcal.Config(rounds=0)
+        Traceback (most recent call last):
+        fedcal.errors.FedCalError: rounds must be at least 1, not 0
+    """
 
     # fmt: off
     data: str = _option("digits", "Data set (see `fedcal data list`).", "Data")
