@@ -53,7 +53,7 @@ def calibrate(
     from fedcal.base.lock import locked
     from fedcal.base.store import check_outputs, write_json
     from fedcal.cli import calibrate_files
-    from fedcal.cli.progress import fitting
+    from fedcal.cli.progress import Parts, fitting
     from fedcal.data.logit_files import read_sites
     from fedcal.data.samples import name_columns
     from fedcal.methods import get_method
@@ -65,17 +65,21 @@ def calibrate(
         raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
     for written in (scaler, summed_up):
         check_outputs({"--out": written}, files)
-    chosen = get_method(method, **sets_options(alpha, coverage))
-    read = read_sites(files, kind_of(probs), parse_classes(classes), max_bytes)
-    sites = read.samples
-    kept, held = calibrate_files.hold_out(sites, seed)
-    estimated, sets = None, None
-    if any(len(labels) for _, labels in held.values()):
-        with fitting(out, "four fifths of the samples", quiet) as on_round:
-            first = calibrate_files.fit(kept, chosen, seed, on_round)
-        estimated, sets = calibrate_files.estimate(first, held), calibrate_files.estimate_sets(first, held)
-    with fitting(out, "all samples", quiet) as on_round:
-        final = calibrate_files.fit(sites, chosen, seed, on_round)
+    chosen, estimated, sets = get_method(method, **sets_options(alpha, coverage)), None, None
+    expected = None if chosen.additive else chosen.rounds
+    with Parts(out, quiet) as parts:
+        parts.begin("reading file", len(files))
+        read = read_sites(files, kind_of(probs), parse_classes(classes), max_bytes, on_file=parts.step)
+        sites = read.samples
+        kept, held = calibrate_files.hold_out(sites, seed)
+        if any(len(labels) for _, labels in held.values()):
+            with fitting(parts, "four fifths of the samples", expected) as on_round:
+                first = calibrate_files.fit(kept, chosen, seed, on_round)
+            expected = first.ledger.rounds  # the same fit on a quarter more samples
+            estimated = calibrate_files.estimate(first, parts.over("measuring sample", held, lambda pair: len(pair[1])))
+            sets = calibrate_files.estimate_sets(first, held)
+        with fitting(parts, "all samples", expected) as on_round:
+            final = calibrate_files.fit(sites, chosen, seed, on_round)
     final.classes, final.probs = name_columns(read.classes), read.probs or None
     summary = calibrate_files.summary(final, sites, seed, estimated, sets)
     with locked(out_dir, "fedcal calibrate"):
