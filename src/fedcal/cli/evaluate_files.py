@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcal.base.store import MOST_BYTES, check_outputs
-from fedcal.cli.logits import Classes, Files, Kind, MaxBytes, kind_of, out, parse_classes, print_table
+from fedcal.base.limits import MOST_BYTES
+from fedcal.cli.logits import out, print_table
+from fedcal.cli.options import ADVANCED, Classes, Files, Kind, MaxBytes, kind_of, parse_classes
 from fedcal.cli.start import safe
 from fedcal.errors import FedCalError
 
@@ -32,7 +33,9 @@ Tables = Annotated[
     Path | None,
     typer.Option(metavar="PATH", help="Also write TRIPOD+AI tables: a .md, .tex or .csv, or a folder for all three."),
 ]
-MinCount = Annotated[int, typer.Option(help="Hide results of fewer samples; 0 hides nothing.")]
+MinCount = Annotated[
+    int, typer.Option(help="Hide results of fewer samples; 0 hides nothing.", rich_help_panel=ADVANCED)
+]
 
 
 def evaluate(
@@ -58,6 +61,7 @@ def evaluate(
     from fedcal.assess.evaluation import evaluate_samples, name_classes
     from fedcal.assess.groups import check_groups
     from fedcal.assess.sums import all_thresholds
+    from fedcal.cli.progress import Parts
     from fedcal.data.logit_files import read_sites
     from fedcal.measure.views import View, measure, unchanged
     from fedcal.protocol import Scaler
@@ -71,20 +75,23 @@ def evaluate(
     check_written(json_file, report, tables, [*files, scaler])
     calibration = Scaler.load(scaler) if scaler else None
     known = calibration.classes if calibration else ()
-    read = read_sites(files, kind_of(probs), parse_classes(classes) or known or None, max_bytes, columns)
-    sites = read.samples
     views: dict[str, View] = {"before": unchanged}
     if calibration is not None:
         views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
-    found = measure(sites, views)
+    with Parts(out, quiet=False) as parts:
+        parts.begin("reading file", len(files))
+        meant = parse_classes(classes) or known or None
+        read = read_sites(files, kind_of(probs), meant, max_bytes, columns, on_file=parts.step)
+        sites = read.samples
+        sizes = {name: len(labels) for name, (_, labels) in sites.items()}
+        groups = check_groups(read.groups if columns else None, sizes, sites)
+        names = name_classes(read.classes)
+        found = measure(parts.over("measuring sample", sites, lambda pair: len(pair[1])), views)
+        results = {}
+        for name, view in views.items():
+            samples = parts.over(f"evaluating sample, {name}", sites, lambda pair: len(pair[1]))
+            results[name] = evaluate_samples(samples, view, groups, names, thresholds, min_count)
     before, after = found.rows("before"), found.rows("after") if calibration else None
-
-    sizes = {name: len(labels) for name, (_, labels) in sites.items()}
-    groups = check_groups(read.groups if columns else None, sizes, sites)
-    names = name_classes(read.classes)
-    results = {
-        name: evaluate_samples(sites, view, groups, names, thresholds, min_count) for name, view in views.items()
-    }
     result, earlier = results["after" if after else "before"], results["before"] if after else None
     shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
     rows = [table_row(name, before[name]) for name in shown]
@@ -110,6 +117,7 @@ def check_written(
     json_file: Path | None, report: Path | None, tables: Path | None, inputs: Iterable[Path | None]
 ) -> None:
     """Refuse tables of another kind, and outputs over what is read or over each other; asked before any work is done."""
+    from fedcal.base.store import check_outputs
     from fedcal.report.evaluation_tables import table_files
 
     read = list(inputs)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedcal.cli.logits import Seed, Spec
+from fedcal.cli.options import ADVANCED, Quiet, Seed, Spec
 from fedcal.cli.start import when_stopped
 from fedcal.errors import FedCalError
-from fedcal.methods import DEFAULT, Method, get_method
-from fedcal.protocol import Privacy
+from fedcal.methods import DEFAULT
+
+if TYPE_CHECKING:
+    from fedcal.cli.progress import Parts
+    from fedcal.methods import Method
 
 out = Console()
+PRIVACY = "Privacy"
 
 
 def federate(
@@ -30,42 +35,64 @@ def federate(
         int | None, typer.Option(help="SuperNodes (default: 3; natural clients: as many as there are).")
     ] = None,
     beta: Annotated[float, typer.Option(help="Dirichlet concentration: lower is more skewed.")] = 0.5,
-    model: Annotated[str | None, typer.Option(help="(default: as suits the data)")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.")] = None,
-    robust: Annotated[str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.")] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Differential privacy of each sample: ε (needs fedcal[privacy]).")
+    model: Annotated[str | None, typer.Option(help="Model. (default: as suits the data)")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.", rich_help_panel=ADVANCED)] = None,
+    robust: Annotated[
+        str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.", rich_help_panel=ADVANCED)
     ] = None,
-    delta: Annotated[float, typer.Option(help="Differential privacy: δ.")] = 1e-5,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Differential privacy of each sample: ε (needs fedcal\\[privacy]).", rich_help_panel=PRIVACY),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Differential privacy: δ.", rich_help_panel=PRIVACY)] = 1e-5,
     noise: Annotated[
         str | None,
         typer.Option(
-            help="Who adds the noise: central, local or distributed. (default: central; --secure: distributed)"
+            help="Who adds the noise: central, local or distributed. (default: central; --secure: distributed)",
+            rich_help_panel=PRIVACY,
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that nodes have for a round.")] = 120.0,
-    limit: Annotated[float, typer.Option(help="Seconds that the whole run may take.")] = 3600.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that nodes have for a round.", rich_help_panel=ADVANCED)
+    ] = 120.0,
+    limit: Annotated[
+        float, typer.Option(help="Seconds that the whole run may take.", rich_help_panel=ADVANCED)
+    ] = 3600.0,
     seed: Seed = 0,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Secure aggregation: the server sees sums over at least three nodes only.")
+        bool,
+        typer.Option(
+            "--secure",
+            help="Secure aggregation: the server sees sums over at least three nodes only.",
+            rich_help_panel=PRIVACY,
+        ),
     ] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Neither TLS nor node keys.")] = False,
-    keep_keys: Annotated[bool, typer.Option("--keep-keys", help="Leave certificates and node keys in --out.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Neither TLS nor node keys.", rich_help_panel=ADVANCED)
+    ] = False,
+    keep_keys: Annotated[
+        bool, typer.Option("--keep-keys", help="Leave certificates and node keys in --out.", rich_help_panel=ADVANCED)
+    ] = False,
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What nodes tell at most, as JSON or TOML (docs/deploy.md).")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What nodes tell at most, as JSON or TOML (docs/deploy.md).", rich_help_panel=PRIVACY
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a real Flower federation on this machine: SuperLink, SuperNodes and the run as processes on loopback.
 
     With TLS and node keys, made for it, unless --insecure. --dry-run prints the commands, to be copied to real machines.
     """
     from fedcal.base.lock import locked
+    from fedcal.cli.progress import Parts
     from fedcal.data import DATASETS
     from fedcal.federate import launch
+    from fedcal.methods import get_method
     from fedcal.secure import divide, threshold
     from fedcal.simulate.config import Config
     from fedcal.simulate.runs import check_folder
@@ -92,12 +119,13 @@ def federate(
             print(line)
         return
     kept = f"finished rounds are kept in {out_dir}: go on with the same command and --resume"
-    with locked(out_dir, "fedcal federate"), when_stopped(kept):
+    with locked(out_dir, "fedcal federate"), when_stopped(lambda: kept), Parts(out, quiet) as parts:
         check_folder(out_dir, config, resume, overwrite)
         if not quiet:
             names, logs = escape(", ".join(plan.names)), escape(str(plan.flower / "logs"))
             out.print(f"{len(plan.names)} nodes ({names}); logs in {logs}", soft_wrap=True)
-        launch.federate(plan, limit, resume, keep_keys)
+        totals = {"training": rounds, "calibration": None if chosen.additive else chosen.rounds, "evaluation": 1}
+        launch.federate(plan, limit, resume, keep_keys, _follow(parts, totals))
     if not quiet:
         _tell(out_dir)
 
@@ -108,9 +136,27 @@ def privacy_options(epsilon: float, delta: float, where: Any, nodes: int | None,
     Raises:
         FedCalError: one is out of its bounds, or the method has no private form.
     """
+    from fedcal.protocol import Privacy
+
     privacy = Privacy(epsilon, delta, where=where, nodes=nodes if where == "distributed" else None)
     privacy.check(method)
     return asdict(privacy)
+
+
+def _follow(parts: Parts, totals: dict[str, int | None]) -> Callable[[dict[str, int]], None]:
+    """Progress of the nodes' rounds, by phase; gives what to call with how many of each are done."""
+    parts.begin("starting nodes")
+
+    def on_rounds(done: dict[str, int]) -> None:
+        phase = next((phase for phase in reversed(totals) if done.get(phase)), None)
+        if phase is None:
+            parts.step(0)
+            return
+        if parts.name != f"{phase} round":
+            parts.begin(f"{phase} round", totals[phase])
+        parts.step(done[phase])
+
+    return on_rounds
 
 
 def _tell(folder: Path) -> None:
