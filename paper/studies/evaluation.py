@@ -3,8 +3,8 @@
     python -m paper.studies.evaluation --draws 1000 --out paper/results/studies/evaluation.json
 
 Log-odds x are normal, outcomes follow the log-odds a + b x: a calibrated model (0, 1), one that is too confident, one that is
-too low, one of a rare outcome, and one that is far too confident. The truth is the population's value, from sums over a fine grid of x. One row per measure;
-columns are numbers of samples. `docs/evaluate.md` shows the results.
+too low, one of a rare outcome, and one that is far too confident. The truth is the population's value, from sums over a fine
+grid of x. One row per measure; columns are numbers of samples. `docs/evaluate.md` shows the results.
 """
 
 from __future__ import annotations
