@@ -190,7 +190,7 @@ def summary(found: dict[str, Any], drift: int | None) -> dict[str, Any]:
     names = [str(c) for c in range(CLASSES)]
     fits = [explain(row, names, Null.CALIBRATION)[2] is not None for row in found["best"]]
     wrong = at_0[Null.CALIBRATION].isfinite()
-    fit = wrong & torch.tensor(fits)
+    fit = wrong & (torch.tensor(fits) | at_0[Null.LABELS].isinf())
     return {
         "streams": len(alarm),
         "false alarms": percent(alarm < drift),

@@ -203,7 +203,7 @@ class Monitor:
             for site, null in order
         ]
         missing = [site for site in self.sites if not any(site == name for name, _ in self.streams)]
-        return judge(findings, self.alpha, self.tolerance, self.offsets, len(self.sites), missing if findings else [])
+        return judge(findings, self.alpha, self.tolerance, self.offsets, missing if findings else [])
 
     # --- evidence ---------------------------------------------------------------------------------------------------
 

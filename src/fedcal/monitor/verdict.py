@@ -36,8 +36,7 @@ ADVICE = {
     Action.NOTHING: "Nothing to do.",
     Action.NEW_OFFSET: "Make a new offset from the site's recent labels, then start a new monitor.",
     Action.NEW_FIT: "Collect new labelled samples and calibrate again, then start a new monitor.",
-    Action.COLLECT_LABELS: "The mix of cases has changed. Send more labelled samples: they tell whether the probabilities are "
-    "still right.",
+    Action.COLLECT_LABELS: "The mix of cases has changed. Send more labelled samples: they tell whether it matters.",
 }
 
 
@@ -124,7 +123,7 @@ def explain(
 
 
 def judge(
-    findings: Sequence[Finding], alpha: float, tolerance: float, offsets: bool, n_sites: int, missing: Sequence[str]
+    findings: Sequence[Finding], alpha: float, tolerance: float, offsets: bool, missing: Sequence[str]
 ) -> Verdict:
     """What follows from the findings.
 
@@ -133,7 +132,6 @@ def judge(
         alpha: the false-alarm probability.
         tolerance: log-odds by which probabilities may be off.
         offsets: whether the scaler has a prior shift, so that a new offset is possible.
-        n_sites: all of them.
         missing: sites that have sent nothing yet.
     """
     drifted = [one for one in findings if one.drifted]
@@ -141,28 +139,40 @@ def judge(
     for one in drifted:
         by_site.setdefault(one.site or "", []).append(one)
     wrong = [site for site in by_site if site and any(one.null is Null.CALIBRATION for one in by_site[site])]
-    if 0 < len(wrong) <= n_sites / 2:  # what some sites explain is no matter of all
+    if wrong:  # what is known of sites needs no other word
         drifted = [one for one in drifted if one.site is not None]
         by_site.pop("", None)
     said = [sentence(one) for one in sorted(drifted, key=lambda one: -one.peak)]
     if missing:
         said.append(f"Nothing was sent yet by {listed(missing)}.")
-    actions = {site: action_of(some, offsets) for site, some in by_site.items()}
+    actions = {
+        site: action_of(site, some, [one for one in findings if one.site == site], offsets)
+        for site, some in by_site.items()
+    }
     return Verdict(
         bool(drifted), headline(findings, wrong, list(by_site)), tuple(said), actions, alpha, tolerance, tuple(findings)
     )
 
 
-def action_of(findings: Sequence[Finding], offsets: bool) -> Action:
-    """What to do about a site: an offset is enough for a changed label distribution; a changed confidence needs a fit.
+def action_of(site: str, drifted: Sequence[Finding], tested: Sequence[Finding], offsets: bool) -> Action:
+    """What to do about a site.
 
-    Where classes occur more or less often, and the probabilities follow, nothing has to be mended.
+    An offset is enough where classes explain the evidence, and occur otherwise than assumed. Where they do not, or where the
+    confidence explains it, what the model says of a case is wrong, and that needs a fit. Where only the labels or predictions
+    have changed, the probabilities may have followed.
+
+    Args:
+        site: "" for all together.
+        drifted: its tests that alarmed.
+        tested: all its tests.
+        offsets: whether the scaler has a prior shift.
     """
-    nulls = {one.null: one for one in findings}
-    if found := nulls.get(Null.CALIBRATION):
-        by_classes = found.confidence is None and found.site is not None
-        return Action.NEW_OFFSET if by_classes and offsets else Action.NEW_FIT
-    return Action.COLLECT_LABELS
+    found = next((one for one in drifted if one.null is Null.CALIBRATION), None)
+    if found is None:
+        return Action.COLLECT_LABELS
+    labels = [one.drifted for one in tested if one.null is Null.LABELS]  # empty where there is nothing to compare with
+    is_shift = found.confidence is None and all(labels) and offsets and site != ""
+    return Action.NEW_OFFSET if is_shift else Action.NEW_FIT
 
 
 def headline(findings: Sequence[Finding], wrong: Sequence[str], drifted: Sequence[str]) -> str:
