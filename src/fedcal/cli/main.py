@@ -25,6 +25,7 @@ from fedcal.cli.start import start
 
 FILES, SITES, SIMULATE = "Your own files", "Federations", "Simulations"
 NOTHING = "nothing was written"
+WHOLE = "files are written whole, at the end: run the same command again"
 
 
 class Command(NamedTuple):
@@ -38,9 +39,9 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("methods", methods, FILES),
-    Command("calibrate", calibrate, FILES),
-    Command("apply", apply, FILES),
-    Command("evaluate", evaluate, FILES),
+    Command("calibrate", calibrate, FILES, WHOLE),
+    Command("apply", apply, FILES, WHOLE),
+    Command("evaluate", evaluate, FILES, WHOLE),
     Command(
         "server",
         server_app,
@@ -51,7 +52,7 @@ COMMANDS = (
     Command("monitor", monitor_app, SITES, "batches are taken all at once or not at all: give the same command again"),
     Command("federate", federate, SITES),  # says itself what is kept
     Command("run", command_of_config(), SIMULATE),  # so does this
-    Command("report", report, SIMULATE),
+    Command("report", report, SIMULATE, WHOLE),
     Command("data", data_app, SIMULATE, "files that are whole are kept, and the same command fetches the rest"),
 )
 
