@@ -166,6 +166,8 @@ def _print_table(results: dict[str, Any], table: Format, quiet: bool) -> None:
         print(report.latex(results))
     elif not quiet:
         out.print(report.terminal(results))
+        for number, sentence in enumerate(report.headline(results)):
+            out.print(safe(sentence), style=None if number else "bold", highlight=False)
 
 
 # --- the other commands ----------------------------------------------------------------------------------------------
