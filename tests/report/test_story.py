@@ -76,4 +76,4 @@ def test_figures_show_the_data(digits):
     assert ax.get_title() == "" and ax.get_xlabel() == "Stated confidence"
     (ax,) = plot_change(change).axes
     np.testing.assert_allclose(ax.collections[2].get_offsets()[:, 0], change.after)
-    assert [tick.get_text() for tick in ax.get_yticklabels()][0] == f"{change.clients[0]} ({change.n[0]})"
+    assert ax.get_yticklabels()[0].get_text() == f"{change.clients[0]} ({change.n[0]})"
