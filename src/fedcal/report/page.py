@@ -14,7 +14,7 @@ from fedcal.errors import unknown
 from fedcal.report import figures, prepare, tables, words
 from fedcal.report.numbers import percent, size
 from fedcal.report.results import BASELINE, Results, Run, load
-from fedcal.report.story import LEAST, changes, client_rows, is_grouped, next_steps, panels, tiles
+from fedcal.report.story import LEAST, Panel, changes, client_rows, is_grouped, next_steps, panels, tiles
 from fedcal.report.story_figures import plot_change, plot_panel
 from fedcal.report.svg import inline
 
@@ -41,16 +41,11 @@ def write(run_dir: str | Path) -> Path:
 def render(run: Run) -> str:
     """The page as HTML."""
     results = run.results
-    drawn = [
-        vars(one) | {"svg": _svg(plot_panel(one), f"story-{i}", one.title)} for i, one in enumerate(panels(results))
-    ]
     changed = [
         _svg(plot_change(one), f"change-{i}", f"{one.title} at each client, before and after")
         for i, one in enumerate(changes(results))
     ]
     shown, d = tables.columns(results), tables.digits(results)
-    for panel in drawn:
-        panel |= {key: percent(panel[key], d, sign=True) for key in ("accuracy", "ece", "floor")}
     return (
         environment()
         .get_template("page.html.j2")
@@ -61,7 +56,7 @@ def render(run: Run) -> str:
             headline=words.headline(results),
             others=words.other_methods(results),
             tiles=tiles(results),
-            panels=drawn,
+            panels=[_card(one, i, d) for i, one in enumerate(panels(results))],
             grouped=is_grouped(results),
             changes=changed,
             client_rows=client_rows(results),
@@ -78,6 +73,17 @@ def render(run: Run) -> str:
             figures=_figures(run),
         )
     )
+
+
+def _card(panel: Panel, number: int, digits: int) -> dict[str, str]:
+    """A panel as the page shows it."""
+    scores = {"accuracy": panel.accuracy, "ece": panel.ece, "floor": panel.floor}
+    return {
+        "title": panel.title,
+        "under": panel.under,
+        "svg": _svg(plot_panel(panel), f"story-{number}", f"Reliability diagram: {panel.title}, {panel.under}"),
+        **{key: percent(value, digits, sign=True) for key, value in scores.items()},
+    }
 
 
 def _svg(figure: Figure, key: str, label: str) -> Markup:
