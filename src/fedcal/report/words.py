@@ -41,7 +41,11 @@ def calibrated(scores: dict[str, Any]) -> bool:
 
 
 def headline(results: Results) -> list[str]:
-    """The result, then sentences about ECE, accuracy and the clients. The first one is for people in a hurry."""
+    """Say what a run shows: a verdict for people in a hurry, then sentences about ECE, accuracy and the clients.
+
+    Args:
+        results: of a run, as `load` gives them.
+    """
     name = main_method(results)
     if name is None:
         return ["No method has an ECE: the test set is empty or no confidence was defined."]
