@@ -41,7 +41,7 @@ def calibrated(scores: dict[str, Any]) -> bool:
 
 
 def headline(results: Results) -> list[str]:
-    """Say what a run shows: a verdict for people in a hurry, then sentences about ECE, accuracy and the clients.
+    """Return what a run shows: a verdict for people in a hurry, then sentences about ECE, accuracy and the clients.
 
     Args:
         results: of a run, as `load` gives them.
