@@ -100,6 +100,6 @@ def test_groups_to_look_at_hold_enough_samples_and_all_of_them(n):
     bins = Reliability.of_top(confidence, confidence > 0.6, equal_width(15))
     groups = bins.groups()
     assert groups.n == n and (groups.count >= min(15, n)).all()
-    assert groups.correct.sum() == bins.correct.sum() and groups.confidence_sum.sum() == bins.confidence_sum.sum()
+    np.testing.assert_array_equal(groups.sums().sum(axis=1), bins.sums().sum(axis=1))
     if n:
         assert 0 <= confidence.min() - groups.edges[0] <= 1 / 15 and groups.edges[-1] == 1
