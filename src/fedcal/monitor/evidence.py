@@ -1,7 +1,7 @@
 """An e-process: evidence against a null hypothesis that stays valid however long and however often one looks.
 
 A batch of samples gives each alternative a log-likelihood ratio whose exponential has mean at most 1 under the null. A drift
-may begin with any batch, so each alternative is started anew with every batch: a share `cash(t-1) - cash(t)` of the wealth is
+may begin with any batch, so each alternative starts again with every batch: a share `cash(t-1) - cash(t)` of the wealth is
 put on "the drift begins with batch t", and the rest waits. The wealth, summed over alternatives and beginnings, is a
 nonnegative supermartingale that begins at 1. It ever reaches 1/α with a probability of at most α (Ville's inequality): over
 any horizon, at any batch sizes, and with power after a calm year, since what waits is not lost.
