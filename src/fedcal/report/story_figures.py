@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedcal.report.figures import ACCENT, INK, MUTED, draw_reliability, styled
+from fedcal.report.figures import ACCENT, GAP, INK, MUTED, draw_reliability, styled
 from fedcal.report.story import ClientChange, Panel
 
 
@@ -29,12 +29,22 @@ def plot_panel(panel: Panel) -> Figure:
 
 @styled
 def plot_change(data: ClientChange) -> Figure:
-    """Draw one measure at each client: a grey dot before, a blue one after, hollow where samples are too few to judge."""
+    """Draw one measure at each client on a new figure."""
+    fig = Figure(figsize=(3.6, 0.23 * len(data.clients) + 1.1), layout="constrained")
+    draw_change(fig.subplots(), data)
+    return fig
+
+
+def draw_change(ax: Axes, data: ClientChange) -> None:
+    """Draw one measure at each client: a grey dot before, a blue one after, hollow where samples are too few to judge.
+
+    Of an ECE, an orange mark is what a perfectly calibrated model would show.
+    """
     rows = len(data.clients)
-    fig = Figure(figsize=(3.6, 0.23 * rows + 1.0), layout="constrained")
-    ax: Axes = fig.subplots()
     at = np.arange(rows)
     ax.hlines(at, data.before, data.after, color=MUTED, linewidth=1, alpha=0.6)
+    if data.floor is not None:
+        ax.vlines(data.floor, at - 0.32, at + 0.32, color=GAP, linewidth=1.6)
     for values, colour in ((data.before, MUTED), (data.after, ACCENT)):
         face = ["none" if noise else colour for noise in data.noise]
         ax.scatter(values, at, 20, face, edgecolors=colour, zorder=3, clip_on=False)
@@ -49,9 +59,14 @@ def plot_change(data: ClientChange) -> Figure:
         ax.set_xlim(0, max(1.08 * float(reach.max()), 1) if len(reach) else 1)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.set_title(data.title, fontweight="bold")
+    shown = [("before", MUTED, "o"), ("after", ACCENT, "o")] if np.isfinite(data.before).any() else []
+    shown += [("a perfect model", GAP, "|")] if data.floor is not None else []
     handles = [
-        Line2D([], [], color=colour, marker="o", linewidth=0, label=label)
-        for colour, label in ((MUTED, "before"), (ACCENT, "after"))
+        Line2D([], [], color=colour, marker=marker, markersize=4 if marker == "o" else 8, linewidth=0, label=label)
+        for label, colour, marker in shown
     ]
-    fig.legend(handles=handles, loc="outside lower left", ncols=2, columnspacing=1.2)
-    return fig
+    if handles:
+        ax.legend(
+            handles=handles, loc="upper left", bbox_to_anchor=(0, -0.5 / max(0.23 * rows, 0.5)), ncols=3, columnspacing=1,
+            handletextpad=0.2, borderaxespad=0, frameon=False,
+        )  # fmt: skip
