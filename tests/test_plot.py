@@ -62,7 +62,9 @@ def test_points_are_the_bins_of_the_metric(k):
         mean, share = fedcal.Reliability.of(probs, labels).curve()
     np.testing.assert_allclose(x, mean[np.isfinite(mean)])
     np.testing.assert_allclose(y, share[np.isfinite(share)])
-    assert ax.get_title(loc="left") == "model" or ax.get_title() == "model"
+    assert ax.get_title(loc="left") == "model" and ax.get_title(loc="right").startswith(
+        f"ECE {100 * fedcal.ece(probs, labels):.1f}"
+    )
 
 
 def test_bins_of_equal_mass_hold_equally_many_samples():

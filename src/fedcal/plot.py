@@ -16,6 +16,7 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -50,7 +51,7 @@ def reliability(
 
     Of two classes it shows the probability of the second one against how often it occurs; of more classes, the confidence in
     the predicted class against the accuracy. The band is where 95 % of perfectly calibrated models would fall; hollow points
-    lie in it. Of a smooth curve the band is its 95 % interval.
+    lie in it. Of a smooth curve the band is its 95 % interval. The ECE in the title is that of `fedcal.ece`.
 
     Args:
         probs: (N, K) probabilities, or (N,) of the second of two classes.
@@ -134,8 +135,8 @@ def before_after(
     axes = _axes(ax)
     old, new = (_curve(one, bins, n_bins, name) for one, name in zip(pair, ("before", "after"), strict=True))
     _draw(axes, new, old)
-    axes.set_title("")
-    axes.set_title("", loc="right")
+    for side in ("left", "right"):  # the legend has it
+        axes.set_title("", loc=side)
     _label(axes, pair[1])
 
     from matplotlib.lines import Line2D
@@ -207,7 +208,8 @@ def per_client(
         100 * np.array([one.floor() for one in after.values()]),
     )
     axes = _axes(ax)
-    draw_change(axes, data)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.08), "ncols": 3, "handletextpad": 0.2}
+    axes.legend(handles=draw_change(axes, data), frameon=False, **below)
     return axes
 
 
@@ -252,7 +254,7 @@ def confidence_histogram(
             axes.axvline(value.mean(), color=colour, linewidth=1.6, label=f"{what} {100 * value.mean():.1f} %")
     axes.set(xlim=(0, 1), xlabel="Stated confidence", ylabel="Samples")
     if len(confidence):
-        axes.legend(loc="upper left", frameon=False)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
     return axes
 
 
@@ -296,7 +298,9 @@ def _curve(checked: Checked, bins: Bins, n_bins: int, name: str) -> Curve:
     if bins == "mass" and len(predicted):
         inner = np.unique(np.quantile(predicted, edges[1:-1]))
         edges = np.concatenate([[0.0], inner[(inner > 0) & (inner < 1)], [1.0]])
-    return curve_of(Reliability.of_top(predicted, right, edges), name)
+    found = curve_of(Reliability.of_top(predicted, right, edges), name)
+    top = Reliability.of_top(*top_label(*checked), edges=equal_width(15))
+    return replace(found, ece=top.ece())  # one ECE, whatever the bins of the plot: that of `fedcal.ece`
 
 
 def _draw(ax: Axes, curve: Curve, before: Curve | None = None) -> None:
@@ -311,7 +315,7 @@ def _draw_smooth(ax: Axes, checked: Checked, name: str) -> None:
 
     probs, labels = checked
     draw_smooth(ax, evaluate([(probs, labels)], probs=True, min_count=0).pooled)
-    ax.set_title(name, fontweight="bold")
+    ax.set_title(name, loc="left", fontweight="bold")
 
 
 def _label(ax: Axes, checked: Checked) -> None:

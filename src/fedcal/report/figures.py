@@ -121,7 +121,7 @@ def draw_reliability(ax: Axes, curve: Curve, before: Curve | None = None) -> Non
     face = [PAPER if inside else ACCENT for inside in curve.in_band[full]]
     ax.scatter(x, y, 16, face, edgecolors=ACCENT, zorder=3, clip_on=False)
     _unit_square(ax)
-    ax.set_title(in_two_lines(curve.method), fontweight="bold")
+    ax.set_title(in_two_lines(curve.method), loc="left", fontweight="bold")
     if np.isfinite(curve.ece):
         ax.set_title(f"ECE {short_percent(curve.ece)} %", loc="right", color=MUTED)
 

@@ -18,8 +18,8 @@ def plot_panel(panel: Panel) -> Figure:
     fig = Figure(figsize=(3, 2.85), layout="constrained")
     ax: Axes = fig.subplots()
     draw_reliability(ax, panel.curve)
-    ax.set_title("")
-    ax.set_title("", loc="right")
+    for side in ("left", "right"):
+        ax.set_title("", loc=side)
     ax.set(xlabel="Stated confidence", ylabel="Share that is right")
     at = (0, 0.25, 0.5, 0.75, 1)
     ax.set_xticks(at, ("0", "", "50 %", "", "100 %"))
@@ -31,14 +31,18 @@ def plot_panel(panel: Panel) -> Figure:
 def plot_change(data: ClientChange) -> Figure:
     """Draw one measure at each client on a new figure."""
     fig = Figure(figsize=(3.6, 0.23 * len(data.clients) + 1.1), layout="constrained")
-    draw_change(fig.subplots(), data)
+    handles = draw_change(fig.subplots(), data)
+    fig.legend(handles=handles, loc="outside lower left", ncols=3, columnspacing=1.2, handletextpad=0.2)
     return fig
 
 
-def draw_change(ax: Axes, data: ClientChange) -> None:
+def draw_change(ax: Axes, data: ClientChange) -> list[Line2D]:
     """Draw one measure at each client: a grey dot before, a blue one after, hollow where samples are too few to judge.
 
     Of an ECE, an orange mark is what a perfectly calibrated model would show.
+
+    Returns:
+        The entries of a legend.
     """
     rows = len(data.clients)
     at = np.arange(rows)
@@ -58,15 +62,10 @@ def draw_change(ax: Axes, data: ClientChange) -> None:
     else:
         ax.set_xlim(0, max(1.08 * float(reach.max()), 1) if len(reach) else 1)
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.set_title(data.title, fontweight="bold")
+    ax.set_title(data.title, loc="left", fontweight="bold")
     shown = [("before", MUTED, "o"), ("after", ACCENT, "o")] if np.isfinite(data.before).any() else []
     shown += [("a perfect model", GAP, "|")] if data.floor is not None else []
-    handles = [
+    return [
         Line2D([], [], color=colour, marker=marker, markersize=4 if marker == "o" else 8, linewidth=0, label=label)
         for label, colour, marker in shown
     ]
-    if handles:
-        ax.legend(
-            handles=handles, loc="upper left", bbox_to_anchor=(0, -0.5 / max(0.23 * rows, 0.5)), ncols=3, columnspacing=1,
-            handletextpad=0.2, borderaxespad=0, frameon=False,
-        )  # fmt: skip
