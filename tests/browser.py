@@ -24,7 +24,7 @@ class Browser:
 
     def __enter__(self) -> Self:
         assert CHROMIUM is not None
-        self.profile = tempfile.TemporaryDirectory()
+        self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # its last children may still write
         to_read, self.out = os.pipe()
         self.into, to_write = os.pipe()
 
