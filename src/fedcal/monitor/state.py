@@ -283,6 +283,9 @@ class Monitor:
         Args:
             path: the file.
 
+        Returns:
+            The monitor as it was saved.
+
         Raises:
             FedCalError: the file is missing, damaged, or not a monitor's.
         """
