@@ -85,7 +85,9 @@ def main() -> None:
             lines.append(by_checkout(checkout, name, args.method))
             print(lines[-1], flush=True)
     if args.out:
-        about = "clients × samples × classes; seed 0, one thread. `python benchmarks/rounds.py --old CHECKOUT --out FILE`"
+        about = (
+            "clients × samples × classes; seed 0, one thread. `python benchmarks/rounds.py --old CHECKOUT --out FILE`"
+        )
         args.out.write_text(f"# Records of rounds.py: {args.method}\n\n{about}\n\n" + "\n".join(lines) + "\n")
 
 
