@@ -6,10 +6,12 @@ from fedcal.base.lazy import lazily
 from fedcal.errors import FedCalError, FedCalWarning
 
 if TYPE_CHECKING:
+    from fedcal import plot
     from fedcal.assess.evaluation import evaluate
     from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_mass_ece, mce, nll, top_k
     from fedcal.measure.reliability import Reliability
     from fedcal.methods import METHODS
+    from fedcal.monitor import Monitor
     from fedcal.nets.matching import match
     from fedcal.protocol import Privacy, Scaler
     from fedcal.serve.estimator import FederatedCalibrator
@@ -26,6 +28,7 @@ __all__ = [
     "FedCalError",
     "FedCalWarning",
     "FederatedCalibrator",
+    "Monitor",
     "Privacy",
     "Reliability",
     "Scaler",
@@ -40,6 +43,7 @@ __all__ = [
     "match",
     "mce",
     "nll",
+    "plot",
     "run",
     "top_k",
 ]
@@ -53,6 +57,7 @@ __getattr__, __dir__ = lazily(
         "Config": "fedcal.simulate.config",
         "FederatedCalibrator": "fedcal.serve.estimator",
         "METHODS": "fedcal.methods",
+        "Monitor": "fedcal.monitor",
         "Privacy": "fedcal.protocol",
         "Reliability": "fedcal.measure.reliability",
         "Scaler": "fedcal.protocol",
@@ -60,6 +65,7 @@ __getattr__, __dir__ = lazily(
         "evaluate": "fedcal.assess.evaluation",
         "export_onnx": "fedcal.serve.model",
         "match": "fedcal.nets.matching",
+        "plot": "fedcal.plot",
         "run": "fedcal.simulate.runs",
     },
 )
