@@ -36,8 +36,8 @@ from fedcal.base.conformal import count_scores, level_of, sets_of, threshold_cur
 from fedcal.base.folds import held_out
 from fedcal.methods.sets import WithSets
 from fedcal.protocol import Scaler
+from paper.logits import Split, read
 from paper.results import machine, write
-from paper.studies.federated_logits import Split, read
 
 KINDS = ("global", "marginal", "class", "local", "site")
 NOISE = 0.05
