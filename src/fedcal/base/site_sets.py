@@ -68,7 +68,8 @@ def site_curve(
     from scipy.special import betainc
 
     a, b = _prior(below, n, total)
-    a, b = a + below[:, None], b + n - below[:, None]
+    # As in n + 1 of the pooled threshold, one more sample is taken as missed; a site bears its part of it.
+    a, b = a + below[:, None], b + n - below[:, None] + (n / total if total else 1.0)
     # Lower levels cover more, at the federation and at the site: bisect for how many levels cover enough, for every α.
     low, high = np.zeros(len(LEVELS), np.int64), np.full(len(LEVELS), len(LEVELS))
     while (low < high).any():
