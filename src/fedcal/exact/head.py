@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcal.exact.linear import Curvature
 
@@ -37,6 +38,12 @@ def n_features_of(parameters: int, k: int) -> int:
 
 def apply_head(t: Array, z: Array, x: Array) -> Array:
     """u = b z + V x + c for samples in rows: (n, K) row-centred logits and (n, d) features."""
+    rows = t[1:].reshape(z.shape[1], x.shape[1] + 1)
+    return t[0] * z + x @ rows[:, :-1].T + rows[:, -1]
+
+
+def head_logits(t: Tensor, z: Tensor, x: Tensor) -> Tensor:
+    """The same of tensors, for scalers; traced graphs may hold this."""
     rows = t[1:].reshape(z.shape[1], x.shape[1] + 1)
     return t[0] * z + x @ rows[:, :-1].T + rows[:, -1]
 

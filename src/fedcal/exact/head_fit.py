@@ -27,7 +27,12 @@ FULL_MAX_CLASSES = 20  # up to which Hessians hold what couples classes
 HESSIAN = 60_000  # numbers of a Hessian that travels: they limit the directions that it is about
 BLOCKS = 250_000  # the same where each class is by itself: it travels twice only
 HEAD_ROUNDS = 240  # of one fit at most
-RIDGES = (10.0, 2.0, 0.4, 0.08)  # per feature: with 1, logits of a new head deviate by about 1 before samples have spoken
+RIDGES = (
+    10.0,
+    2.0,
+    0.4,
+    0.08,
+)  # per feature: with 1, logits of a new head deviate by about 1 before samples have spoken
 SCALES = 2.0 ** torch.linspace(-2, 0.5, 11, dtype=torch.float64)
 CHOOSING_ROUNDS = 12  # of fits to choose among
 FOLD_ROUNDS = 4  # of the best ones' fits without a fold
@@ -259,6 +264,11 @@ class HeadCandidate:
         """Its maps for samples that they were not fitted on."""
         raw = self.group.units.raw
         return FoldMap(HEAD, {f: self.scale * raw(of.t) for f, of in self.folds.items() if f != ALL})
+
+    @property
+    def trained(self) -> Tensor:
+        """1 if it was fitted on training samples too, else 0."""
+        return torch.tensor(float(self.family == HEAD_ALL), dtype=torch.float64)
 
     @property
     def whole(self) -> Tensor:

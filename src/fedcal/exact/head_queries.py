@@ -87,5 +87,3 @@ class HeadScales(SumQuery):
 
 def _tensors(found: dict[str, Array]) -> Params:
     return {name: torch.from_numpy(np.asarray(value, float)) for name, value in found.items()}
-
-

@@ -39,14 +39,23 @@ class HeadSamples(Prepared):
 
     Args:
         rows: as they came.
-        k: classes.
         d: features.
     """
 
-    def __init__(self, rows: Prepared, k: int, d: int) -> None:
+    def __init__(self, rows: Prepared, d: int) -> None:
         super().__init__(self._read_held_out)
-        self.rows, self.k, self.d, self.fewest = rows, k, d, rows.fewest
+        self.rows, self.d, self.fewest = rows, d, rows.fewest
         self._latest_part: tuple[bool, HeadPart] | None = None
+
+    @property
+    def k(self) -> int:
+        """Classes."""
+        return self.rows.logits.shape[1] - self.d - 1
+
+    @property
+    def scores(self) -> Tensor:
+        """The rows of the samples to calibrate on."""
+        return self.rows.logits[self._split[0]]
 
     @cached_property
     def _split(self) -> tuple[slice | Tensor, slice | Tensor]:

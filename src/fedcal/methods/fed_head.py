@@ -25,14 +25,14 @@ from fedcal.exact.head import HEAD, HEAD_ALL, head_logits
 from fedcal.exact.head_fit import CHOOSING_ROUNDS, FOLD_ROUNDS, RIDGES, choose_head
 from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
 from fedcal.exact.head_samples import HeadSamples
-from fedcal.exact.linear import centre
+from fedcal.exact.linear import FAMILIES, centre
 from fedcal.exact.prepared import ALL, Prepared
 from fedcal.exact.queries import apply_confidence_map
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import choose_map, fit_linear, fit_prior_shift, start
 from fedcal.methods.fed_linear import first_stage
 from fedcal.methods.fedcal_plus import FedCalPlus, choose_family, personal_shift, too_few
-from fedcal.methods.method import Additive, Stage, option
+from fedcal.methods.method import Additive, Method, Stage, option
 
 PLUS = FedCalPlus()
 
@@ -44,7 +44,9 @@ class FedHead(Additive):
 
     name: str = "fed-head"
     summary: str = "the last layer refitted from sums over features, or fedcal-plus if that is no worse"
-    features: int = option(0, "Features that the last layer takes; found from the samples or the model where they are here.", low=0)
+    features: int = option(
+        0, "Features that the last layer takes; found from the samples or the model where they are here.", low=0
+    )
     prior_shift: bool = option(True, "Shift each client's scaler to its own label distribution.")
 
     # --- samples ---------------------------------------------------------------------------------------------------------
@@ -77,8 +79,6 @@ class FedHead(Additive):
         scored = max(i for i, stage in enumerate(plus) if stage.query is queries.Score) + 1
         every, two = {HEAD: len(RIDGES), HEAD_ALL: len(RIDGES)}, {HEAD: 1, HEAD_ALL: 1}
         found = {HEAD: 2 * len(RIDGES)}  # out of fold, a head is a head, whatever it was fitted on
-        families = {stage.maps: None for stage in ()}
-        del families
         heads = (
             Stage(HeadStart),
             Stage(HeadSums, CHOOSING_ROUNDS, every),
@@ -86,7 +86,7 @@ class FedHead(Additive):
             Stage(HeadScales, 1, found, folds=True),
             Stage(HeadSums, FOLD_ROUNDS, two, folds=True),
             Stage(HeadScales, 1, {HEAD: 2}, folds=True),
-            Stage(queries.Score, 1, {**dict.fromkeys(PLUS.families(n_classes), 1), HEAD: 2}, folds=True),
+            Stage(queries.Score, 1, {**dict.fromkeys(PLUS.ridges(n_classes), 1), HEAD: 2}, folds=True),
         )
         after = [replace(stage, maps={**stage.maps, HEAD: 1}) if stage.maps else stage for stage in plus[scored:]]
         return (*plus[:scored], *heads, *after)
@@ -97,7 +97,7 @@ class FedHead(Additive):
             return {"temperature": (yield from fit_linear("temperature", 0.0, clients)), "fallback": torch.ones(())}
         _, chosen = yield from choose_family(PLUS.ridges(n_classes), clients)
         head = yield from choose_head(chosen.fold_map, chosen.family == "temperature", clients)
-        params = {chosen.family: chosen.folds[ALL].t} if head is None else {HEAD: head.whole}
+        params = {chosen.family: chosen.folds[ALL].t} if head is None else {HEAD: head.whole, "trained": head.trained}
         fold_map = chosen.fold_map if head is None else head.fold_map
         found = choose_map((yield queries.Histogram(fold_map, False))["histogram"], clients)
         local = (yield from fit_prior_shift(fold_map, found, clients.labels)) if self.prior_shift else {}
@@ -108,7 +108,9 @@ class FedHead(Additive):
     def apply(self, params: Params, logits: Tensor) -> Tensor:
         z = self.logits(logits)
         if HEAD not in params:
-            return apply_confidence_map(first_stage(params, z), params)
+            return apply_confidence_map(
+                first_stage({name: t for name, t in params.items() if name in FAMILIES}, z), params
+            )
         return apply_confidence_map(head_logits(params[HEAD], centre(z), logits[:, z.shape[1] : -1]), params)
 
     def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
@@ -116,3 +118,20 @@ class FedHead(Additive):
 
     def apply_personal(self, params: Params, personal: Params, logits: Tensor) -> Tensor:
         return self.apply(params, logits) + personal.get("shift", torch.zeros((), dtype=torch.float64))
+
+
+def with_features_of(method: Method, d: int) -> Method:
+    """Return the method, told how many features the model has; one that takes logits as it is.
+
+    Args:
+        method: any.
+        d: the number of features.
+
+    Raises:
+        FedCalError: it was told another number before.
+    """
+    if not isinstance(method, FedHead):
+        return method
+    if method.features not in (0, d):
+        raise FedCalError(f"fed-head: features={method.features}, but the last layer takes {d}: leave the option out")
+    return replace(method, features=d)

@@ -91,8 +91,8 @@ def check_reply(
 
 def example_reply(method: Method, n_classes: int, query: Query) -> Params:
     """Return what a client of a single sample would reply: it shows names, shapes and types."""
-    logits, labels = torch.eye(1, n_classes, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
-    return method.reply(query, Prepared(lambda: (logits, labels)), {}).content
+    rows, labels = torch.eye(1, method.width(n_classes), dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    return method.reply(query, method.prepare(Prepared(lambda: (rows, labels))), {}).content
 
 
 def check_bytes(client: str, size: int, like: Params, pooled: bool = False) -> None:
