@@ -120,8 +120,15 @@ def present(cells: Sequence[Result], out: Path) -> None:
         ),
         Table(
             "Accuracy at the clients, on their own test samples, mean over clients, in %",
-            ["cell", "seeds", "the model", "one more local round", "prior shift alone", "fedcal-plus", "fed-head"]
-            + ["a head of its own"],
+            [
+                "cell",
+                "seeds",
+                "the model",
+                "one more local round",
+                "prior shift alone",
+                *SHOWN[1:],
+                "a head of its own",
+            ],
             local,
         ),
     ]

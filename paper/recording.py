@@ -18,7 +18,8 @@ from fedcal.base.store import read_tensors, unnest, write_tensors
 from fedcal.data.samples import Samples
 from fedcal.learn.local import predict
 from fedcal.simulate.config import Config
-from fedcal.simulate.federation import Federation, feature_rows
+from fedcal.simulate.federation import Federation
+from fedcal.transport.features import feature_rows
 
 SCHEMA = 1
 FEATURES = "features.safetensors"

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fedcal.base.folds import FOLDS
 from fedcal.base.store import unnest
+from fedcal.exact import queries
 from fedcal.exact.head import HEAD, HEAD_ALL, n_head_parameters
 from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
-from fedcal.exact import queries
 from fedcal.exact.linear import Curvature, unpack_symmetric
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
@@ -114,7 +114,7 @@ class Units:
 
 @dataclass(frozen=True)
 class Bend:
-    """The curvature of a head's summed loss, in standard units: in the directions that were asked for, and roughly in others."""
+    """The curvature of a head's summed loss in standard units: in the directions asked for, and roughly in the others."""
 
     inside: Tensor  # (1 + K r, 1 + K r), or (K, r, r) where each class is by itself
     scale: Tensor

@@ -1,4 +1,4 @@
-"""What a fit of the last layer asks of clients: sums over their features. Logits are asked about as elsewhere (queries.py)."""
+"""What a fit of the last layer asks of clients: sums over their features. About logits it asks what queries.py has."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from fedcal.base.folds import FOLDS
 from fedcal.exact.head import HEAD, Array, Block, apply_head, blocks_of
 from fedcal.exact.prepared import ALL, Chunk, FoldMap, Part, Prepared
 
+SOME = 256  # samples by which the size of a head's logits is judged
 TRAINED = -2  # the fold of a training sample: no fit leaves it out
 
 
@@ -97,6 +98,12 @@ class HeadSamples(Prepared):
         found = np.empty(len(part.y), np.int64)
         found[part.order] = np.repeat(np.arange(FOLDS), part.sizes)
         return found
+
+    def largest(self, t: Tensor) -> float:
+        """The root mean square of the row-centred logits that a head gives on some of the samples."""
+        z, x = self.logits[:SOME].double().numpy(), self.features[:SOME].astype(float)
+        u = apply_head(t.double().numpy(), z - z.mean(axis=1, keepdims=True), x)
+        return float(np.sqrt(np.square(u - u.mean(axis=1, keepdims=True)).mean())) if u.size else 0.0
 
     def held_out_blocks(self) -> Iterator[Block]:
         """The samples to calibrate on, with their folds."""

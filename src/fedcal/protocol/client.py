@@ -254,7 +254,7 @@ class Client:
             return self.policy.after(self.talk, request, self.method, query.k)
         talk = self.policy.after(self.talk, request, self.method, logits.shape[1])
         self._size = logit_size(logits) if self._size is None else self._size
-        check_bounds(request.query, self._size, logits.shape[1])
+        check_bounds(request.query, self._size, logits.shape[1], self.samples)
         return talk
 
     def _memory_before(self, request: Request) -> Params:

@@ -74,6 +74,7 @@ SERVER_STATE = Record(
         "known": MapOf(Tuple((Maybe(COUNT), Maybe(Number(0)), Truth())), any=True),
         "private": MapOf(Record({}, open=True), any=True),
     },
+    optional={"features": MapOf(Tuple((Number(0), Number(0))), any=True)},
     open=True,
 )
 CLIENT_STATE = Record(

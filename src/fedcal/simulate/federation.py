@@ -21,7 +21,6 @@ from fedcal.base.seeds import numpy_rng, torch_rng
 from fedcal.data import Client, Dataset, Skew, load, make_clients, skew
 from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
-from fedcal.exact.head_samples import join
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, Trained, average, copy_state, predict, train_in_turn
 from fedcal.learn.models import build
@@ -31,6 +30,7 @@ from fedcal.methods import Method
 from fedcal.methods.fed_head import with_features_of
 from fedcal.protocol import Scaler, Server
 from fedcal.simulate.config import Config
+from fedcal.transport.features import feature_rows
 from fedcal.transport.memory import Exchange
 
 Record = dict[str, Any]  # what rounds.jsonl says of a round
@@ -209,14 +209,6 @@ def feature_samples(client: Client, model: nn.Module, fit_on: str = "held-out") 
     whole, splits = with_features(model), ["held-out", "train"] if fit_on == "held-out" else [fit_on]
     rows = [feature_rows(whole, _inputs(client, split), trained=i > 0) for i, split in enumerate(splits)]
     return torch.cat(rows), torch.cat([_labels(client, split) for split in splits])
-
-
-def feature_rows(whole: nn.Module, x: torch.Tensor, trained: bool = False) -> torch.Tensor:
-    """Rows of a model that returns its features too (`with_features`)."""
-    linear = last_linear(whole)[1]
-    k = linear.out_features
-    found = predict(whole, x).float() if len(x) else torch.empty(0, k + linear.in_features)
-    return join(found[:, :k], found[:, k:], trained)
 
 
 def test_logits(state: Federation) -> dict[str, torch.Tensor]:

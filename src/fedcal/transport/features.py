@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcal.base.labels import as_labels, find_classes
-from fedcal.base.last_layer import check_features, head_of
+from fedcal.base.last_layer import check_features, head_of, last_linear
 from fedcal.data.samples import Samples, label_client, name_clients
 from fedcal.errors import FedCalError, unknown
 from fedcal.exact.head_samples import join
+from fedcal.learn.local import predict
 
 Read = dict[str, tuple[Tensor, np.ndarray]]
 
@@ -59,6 +60,23 @@ def feature_clients(
         samples[name] = torch.cat([part.to(rows[0].dtype) for part in rows]), torch.cat(columns)
     assert all(rows.shape[1] == k + weight.shape[1] + 1 for rows, _ in samples.values())
     return samples, found, (weight, bias)
+
+
+def feature_rows(whole: nn.Module, x: Tensor, trained: bool = False) -> Tensor:
+    """Make rows of inputs.
+
+    Args:
+        whole: a model that returns its features too (`with_features`).
+        x: inputs.
+        trained: whether the model was trained on them.
+
+    Returns:
+        The rows, on the CPU, in float32.
+    """
+    linear = last_linear(whole)[1]
+    k = linear.out_features
+    found = predict(whole, x).float() if len(x) else torch.empty(0, k + linear.in_features)
+    return join(found[:, :k], found[:, k:], trained)
 
 
 def _read(clients: Any, d: int, kind: str) -> Read:
