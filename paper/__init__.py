@@ -56,7 +56,7 @@ def reproduce(
     elif name == "head":  # refits the last layer, which only recordings with features allow
         module.present(cells.fit(folders, out / "head", say, module.FITTED, task=module.fit_cell), out)
     elif name == "figure2":  # draws clients' reliability, which only the recordings have
-        module.present(cells.fit(folders, out / "cells", say), out, runs)
+        module.present(cells.fit(folders, out / "cells", say, total=len(wanted)), out, runs)
     else:
-        module.present(cells.fit(folders, out / "cells", say), out)
+        module.present(cells.fit(folders, out / "cells", say, total=len(wanted)), out)
     return page

@@ -37,7 +37,7 @@ def calibrate(
     from fedcal.base.lock import locked
     from fedcal.base.store import check_outputs, write_json
     from fedcal.cli import calibrate_files
-    from fedcal.cli.progress import fitting
+    from fedcal.cli.progress import Parts, fitting
     from fedcal.data.logit_files import read_sites
     from fedcal.data.samples import name_columns
     from fedcal.methods import get_method
@@ -49,15 +49,20 @@ def calibrate(
         raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
     for written in (scaler, summed_up):
         check_outputs({"--out": written}, files)
-    chosen, read = get_method(method), read_sites(files, kind_of(probs), parse_classes(classes), max_bytes)
-    sites = read.samples
-    kept, held = calibrate_files.hold_out(sites, seed)
-    estimated = None
-    if any(len(labels) for _, labels in held.values()):
-        with fitting(out, "four fifths of the samples", quiet) as on_round:
-            estimated = calibrate_files.estimate(calibrate_files.fit(kept, chosen, seed, on_round), held)
-    with fitting(out, "all samples", quiet) as on_round:
-        final = calibrate_files.fit(sites, chosen, seed, on_round)
+    chosen, estimated = get_method(method), None
+    expected = None if chosen.additive else chosen.rounds
+    with Parts(out, quiet) as parts:
+        parts.begin("reading file", len(files))
+        read = read_sites(files, kind_of(probs), parse_classes(classes), max_bytes, on_file=parts.step)
+        sites = read.samples
+        kept, held = calibrate_files.hold_out(sites, seed)
+        if any(len(labels) for _, labels in held.values()):
+            with fitting(parts, "four fifths of the samples", expected) as on_round:
+                first = calibrate_files.fit(kept, chosen, seed, on_round)
+            expected = first.ledger.rounds  # the same fit on a quarter more samples
+            estimated = calibrate_files.estimate(first, parts.over("measuring sample", held, lambda pair: len(pair[1])))
+        with fitting(parts, "all samples", expected) as on_round:
+            final = calibrate_files.fit(sites, chosen, seed, on_round)
     final.classes, final.probs = name_columns(read.classes), read.probs or None
     summary = calibrate_files.summary(final, sites, seed, estimated)
     with locked(out_dir, "fedcal calibrate"):

@@ -90,14 +90,18 @@ def read_sites(
     classes: Any = None,
     most_bytes: int = MOST_BYTES,
     columns: Sequence[str] = (),
+    on_file: Callable[[int], None] = lambda number: None,
 ) -> Sites:
     """Labelled sites, all with as many classes.
 
     Rows that a `site` column gives one name are one client, whichever files they are in. A name that only a file's name
     suggests must be the only one of its kind: two such files are more likely a mistake. `columns` are further ones to read,
-    such as subgroups.
+    such as subgroups. `on_file` is called after each file, with how many are read.
     """
-    files = [(path, read_rows(path, kind, most_bytes, columns)) for path in paths]
+    files: list[tuple[Path, Rows]] = []
+    for path in paths:
+        files.append((path, read_rows(path, kind, most_bytes, columns)))
+        on_file(len(files))
     width = files[0][1].logits.shape[1]
     for path, rows in files:
         if rows.logits.shape[1] != width:

@@ -8,19 +8,38 @@ HeadScales      losses ≥ 0
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
+from fedcal.base.logits import Params
+from fedcal.base.query import Query
 from fedcal.base.store import unnest
 from fedcal.exact.head import HEAD_ALL
 from fedcal.exact.head_queries import HeadSums
 from fedcal.exact.linear import unpack_symmetric
 
-if TYPE_CHECKING:
-    from fedcal.protocol.plausible import Claim
-
 RELATIVE = 1e-9  # rounding of a sum, relative to its terms
+
+
+class Claim(Protocol):
+    """What of a claim (plausible.py) matters here."""
+
+    @property
+    def query(self) -> Query: ...
+    @property
+    def content(self) -> Params: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def n_classes(self) -> int: ...
+    @property
+    def trained(self) -> float: ...
+    @property
+    def features(self) -> float | None: ...
+    def require(self, holds: bool | Tensor, name: str, why: str) -> None:
+        """Raise `FedCalError` unless the condition holds."""
 
 
 def check_head_start(claim: Claim) -> None:

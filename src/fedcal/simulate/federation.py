@@ -189,16 +189,25 @@ def calibrate_alongside(state: Federation, chosen: list[int], trained: list[Trai
 # --- after training ------------------------------------------------------------------------------------------------
 
 
-def finish(state: Federation) -> None:
-    """Calibration rounds on the frozen final model, all clients taking part."""
+def finish(state: Federation, on_fit: Callable[[str, int], None] = lambda method, rounds: None) -> None:
+    """Calibration rounds on the frozen final model, all clients taking part.
+
+    Args:
+        state: the federation, after its training rounds.
+        on_fit: called with a method and its calibration rounds so far, before its fit and after every round.
+    """
     frozen: dict[str, dict[str, Samples]] = {}
     for name, exchange in state.calibrations.items():
+        on_fit(name, 0)
         method = exchange.method
         key = f"{method.takes} of {method.fit_on}"
         if exchange.server.request is not None and key not in frozen:
             make = feature_samples if method.takes == "features" else _samples
             frozen[key] = {c.name: make(c, state.model, method.fit_on) for c in state.clients}
-        state.scalers[name] = scaler = exchange.run(frozen.get(key, {}))
+        before = exchange.server.ledger.rounds
+        state.scalers[name] = scaler = exchange.run(
+            frozen.get(key, {}), lambda server, name=name, before=before: on_fit(name, server.ledger.rounds - before)
+        )
         if method.takes == "features":
             weight, bias = head_of(last_linear(state.model)[1])
             scaler.params |= {"model_weight": weight, "model_bias": bias}

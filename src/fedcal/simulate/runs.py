@@ -12,7 +12,7 @@ RUN/checkpoint.safetensors     only while the run is unfinished
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,16 @@ FILES = (  # of a run folder, besides the scalers
 )
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Where a run stands after its training rounds."""
+
+    name: str  # what it does
+    done: int  # steps
+    total: int
+    text: str = ""  # what the next step is about
+
+
 def run(
     config: Config,
     out: str | Path | None = None,
@@ -53,6 +63,7 @@ def run(
     overwrite: bool = False,
     on_round: Callable[[Record], None] = lambda record: None,
     on_start: Callable[[Federation], None] = lambda state: None,
+    on_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> Results:
     """Train a federation, calibrate it with every method of the config, measure, and write the run folder.
 
@@ -63,6 +74,7 @@ def run(
         overwrite: replace an earlier run.
         on_round: called after every training round with its line of rounds.jsonl.
         on_start: called with the federation before its first round.
+        on_stage: called after training, whenever the run comes a step further: fits, measuring, the report.
 
     Returns:
         What results.json holds.
@@ -85,14 +97,14 @@ def run(
     elif config.model in ("logistic", "mlp"):  # too small to share: a second thread only waits
         torch.set_num_threads(1)
     if out is None:
-        return _run(config, None, resume, on_round, on_start)
+        return _run(config, None, resume, on_round, on_start, on_stage)
     folder = Path(out)
     check_folder(folder, config, resume, overwrite)
     with locked(folder, "fedcal run"):
         check_folder(folder, config, resume, overwrite)  # again: another run may just have ended
         if resume and (folder / "results.json").exists() and not (folder / "checkpoint.safetensors").exists():
             return read_json(folder / "results.json")
-        return _run(config, folder, resume, on_round, on_start)
+        return _run(config, folder, resume, on_round, on_start, on_stage)
 
 
 def _run(
@@ -101,6 +113,7 @@ def _run(
     resume: bool,
     on_round: Callable[[Record], None],
     on_start: Callable[[Federation], None],
+    on_stage: Callable[[Stage], None],
 ) -> Results:
     state = federation.assemble(config)
     if folder:
@@ -114,11 +127,22 @@ def _run(
             if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
                 save_checkpoint(folder / "checkpoint.safetensors", state)
 
+    methods = list(state.calibrations)
+
+    def on_fit(method: str, rounds: int) -> None:
+        text = f"{method}, round {rounds}" if rounds else method
+        on_stage(Stage("calibrating", methods.index(method), len(methods), text))
+
     federation.train(state, config.rounds, after_round)
-    federation.finish(state)
+    federation.finish(state, on_fit)
+    on_stage(Stage("calibrating", len(methods), len(methods)))
+    on_stage(Stage("measuring", 0, 1))
     results = summarise(state, federation.evaluate(state))
+    on_stage(Stage("measuring", 1, 1))
     if folder:
+        on_stage(Stage("writing the report", 0, 1))
         _save(folder, state, results)
+        on_stage(Stage("writing the report", 1, 1))
     return results
 
 
