@@ -54,7 +54,9 @@ def reproduce(
     if name == "ensemble":
         module.present([module.measure(folder) for folder in folders], out)
     elif name == "head":  # refits the last layer, which only recordings with features allow
-        module.present(cells.fit(folders, out / "head", say, module.FITTED, task=module.fit_cell), out)
+        module.present(
+            cells.fit(folders, out / "head", say, module.FITTED, total=len(wanted), task=module.fit_cell), out
+        )
     elif name == "figure2":  # draws clients' reliability, which only the recordings have
         module.present(cells.fit(folders, out / "cells", say, total=len(wanted)), out, runs)
     else:
