@@ -283,6 +283,7 @@ BAD = {
     "leave stream out": lambda: fedcal.calibrate({"a": (X, Y)}, "fed-head", head=GIVEN_HEAD, stream=True),
     "leave probs out": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, probs=True),
     "has no private form": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, privacy=Privacy(4, 1e-5)),
+    "makes no conformal sets": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, alpha=0.1),
     "fed-ts takes logits": lambda: fedcal.calibrate([(X, Y)], "fed-ts", head=GIVEN_HEAD),
     "features=9, but the last layer takes 4": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, features=9),
     "no samples": lambda: fedcal.calibrate([(X[:0], Y[:0])], "fed-head", head=GIVEN_HEAD),

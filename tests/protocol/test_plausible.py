@@ -20,9 +20,12 @@ from fedcal.exact import queries, stages
 from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
+from fedcal.methods.sets import SET_QUERIES, SetScores, SiteSpread
 from fedcal.protocol import plausible
 from fedcal.protocol.checks import Known
 from fedcal.protocol.plausible import CHECKS, Claim, check_plausible, check_size
+
+SITES = "fedcal-plus:coverage=site"
 
 
 def claims(spec: str, samples: Samples) -> Iterator[Claim]:
@@ -87,7 +90,7 @@ def test_honest_replies_about_many_classes_pass(name: str, scale: float, monkeyp
 def honest() -> list[Claim]:
     """Claims of every kind, of one client among three."""
     small = make_samples([80, 90, 100], 3)
-    names = ("fedcal-plus", "fed-vector", "fed-ts", "fed-op:rounds=3", "avg-t", "fed-head:features=4")
+    names = ("fedcal-plus", "fed-vector", "fed-ts", "fed-op:rounds=3", "avg-t", "fed-head:features=4", SITES)
     found = [c for name in names for c in claims(name, small)]
     with pytest.MonkeyPatch.context() as patch:  # as with many classes
         patch.setattr(stages, "NEWTON_MAX", 0)
@@ -294,6 +297,14 @@ DAMAGES: list[Damage] = [
         ("stop_n", times(-1), "negative count"),
         ("stop_loss", times(-1), "is negative"),
     ),
+    *of(
+        SetScores,
+        ("set_thresholds", plus(0.5, 0, 0), "no whole number"),
+        ("set_thresholds", plus(-1, 0, 0), "negative count"),
+        ("set_thresholds", plus(1, 0, 0), "counts fewer samples than the other scores"),
+        ("set_thresholds", plus(1000, 0, 0), "held-out samples, but 72 are fitted on"),
+    ),
+    *of(SiteSpread, ("likelihood", times(-1), "is positive")),
     *of(FitScaler, ("temperature", times(-1), "a fit gives 0.05 to 20"), ("temperature", times(0), "is 0,")),
 ]
 
@@ -322,12 +333,13 @@ def test_what_no_samples_can_give_is_refused(damage: Damage) -> None:
         check(replace(claim, content=content))
     said = str(refused.value)
     assert "\n" not in said and said.startswith("site1's reply: '")
-    assert repr(name) in said or name in ("n", "sum", "trained")  # one of two that contradict each other
+    # one of two that contradict each other
+    assert repr(name) in said or name in ("n", "sum", "set_thresholds", "trained")
 
 
 def test_every_kind_of_query_has_conditions_and_is_attacked() -> None:
     assert {where[0] for where, _, _ in DAMAGES} == set(CHECKS)
-    asked = {kind for method in METHODS.values() for kind in method.may_ask}
+    asked = {kind for method in METHODS.values() for kind in method.may_ask} | set(SET_QUERIES)
     assert asked == set(CHECKS)
 
 

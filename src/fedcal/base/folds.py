@@ -21,13 +21,30 @@ def folds(logits: Tensor, labels: Tensor, fewest: int = FEWEST) -> Tensor:
     A client of few samples has them in fewer folds, so that none holds fewer than `fewest` (or all samples, where there are
     not as many). Which folds these are is random too: many small clients still fill all of them.
     """
-    whole = hashlib.blake2b(digest_size=8)
-    for block in logits.split(ROWS):  # no copy of all of them at once
-        whole.update(block.double().contiguous().numpy().data)
-    whole.update(labels.contiguous().numpy().data)
-    rng = numpy_rng(0, "folds", whole.hexdigest())
+    rng = numpy_rng(0, "folds", _digest(logits, labels))
     order, offset = rng.permutation(len(labels)), int(rng.integers(FOLDS))
     fold = np.empty(len(labels), np.int8)
     used = max(1, min(FOLDS, len(labels) // fewest))
     fold[order] = np.resize((np.arange(used, dtype=np.int8) + offset) % FOLDS, len(labels))
     return torch.from_numpy(fold)
+
+
+def held_out(logits: Tensor, labels: Tensor) -> Tensor:
+    """Which samples are held out to set the thresholds of conformal sets: a random fifth, the same for the same samples.
+
+    A client with few samples holds out FEWEST of them; one with fewer than twice as many holds out none.
+    """
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    if len(labels) >= 2 * FEWEST:
+        order = numpy_rng(0, "held out", _digest(logits, labels)).permutation(len(labels))
+        held[torch.from_numpy(order[: max(round(len(labels) / FOLDS), FEWEST)])] = True
+    return held
+
+
+def _digest(logits: Tensor, labels: Tensor) -> str:
+    """A fingerprint of a client's samples."""
+    whole = hashlib.blake2b(digest_size=8)
+    for block in logits.split(ROWS):  # no copy of all of them at once
+        whole.update(block.double().contiguous().numpy().data)
+    whole.update(labels.contiguous().numpy().data)
+    return whole.hexdigest()

@@ -72,13 +72,13 @@ def ordered_softmax(u: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 @one_thread()
-def by_rows(function: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
+def by_rows(function: Callable[[Tensor], Tensor], logits: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """Apply a function of single rows to a block of them at a time: memory for the result, and little else."""
     rows = max(1, BLOCK // logits.shape[1])
     if len(logits) <= rows:
         return function(logits)
     first = function(logits[:rows])
-    out = torch.empty(len(logits), first.shape[1], dtype=torch.float64)
+    out = torch.empty(len(logits), first.shape[1], dtype=dtype)
     out[:rows] = first
     for start in range(rows, len(logits), rows):
         out[start : start + rows] = function(logits[start : start + rows])

@@ -13,6 +13,7 @@ from fedcal.methods import DEFAULT
 
 if TYPE_CHECKING:
     from fedcal.methods import Method
+    from fedcal.methods.sets import Sets
     from fedcal.methods.spec import Option
 
 out = Console()
@@ -78,7 +79,8 @@ def _print_table(title: str, some: Iterable[Method]) -> None:
 def _print_options(method: Method) -> None:
     """A registered method's options: its own first, then those of every method of its kind."""
     from fedcal.methods import Method
-    from fedcal.methods.spec import options_offered
+    from fedcal.methods.sets import Sets
+    from fedcal.methods.spec import options_offered, sets_offered
 
     print(f"{method.name}: {method.summary}\nWhat leaves a client: {method.leaves}")
     if not (offered := options_offered(method)):
@@ -90,10 +92,15 @@ def _print_options(method: Method) -> None:
     if others := [option for option in offered.values() if option not in own]:
         print("For simulations (`fedcal run`), which have a model in training, also:")
         _print_option_table(method, others)
+    if of_sets := sets_offered(method):
+        print(
+            "Conformal sets; with any of these options, the scaler has some (`Scaler.predict_set`, `fedcal apply --sets`):"
+        )
+        _print_option_table(Sets(), of_sets.values())
     print(f"Give them as --method {method.name}:OPTION=VALUE,OPTION=VALUE")
 
 
-def _print_option_table(method: Method, options: Iterable[Option]) -> None:
+def _print_option_table(method: Method | Sets, options: Iterable[Option]) -> None:
     from rich.table import Table
 
     from fedcal.methods.spec import value_as_text

@@ -206,10 +206,14 @@ def check_output(path: Path) -> None:
         pyarrow()
 
 
-def write_probs(path: Path, probs: Tensor, classes: Sequence[Any] = (), like: Rows | None = None) -> None:
+def write_probs(
+    path: Path, probs: Tensor, classes: Sequence[Any] = (), like: Rows | None = None, sets: Tensor | None = None
+) -> None:
     """Probabilities and predictions, in the form that the path's ending says; `read_rows` reads it back.
 
     Predictions are the columns' labels where they are known, else their numbers. Labels and sites are those of `like`.
+    `sets` are booleans like `probs`: an array `sets` in .npz, else a column `set` that lists the classes (in .csv with | in
+    between).
     """
     check_output(path)
     if not bool(torch.isfinite(probs).all()):
@@ -221,17 +225,23 @@ def write_probs(path: Path, probs: Tensor, classes: Sequence[Any] = (), like: Ro
     if like is not None and like.sites is not None:
         said["site"] = like.sites
     columns = {f"p_{k}": p[:, k] for k in range(p.shape[1])} | said
+    names = list(classes) if len(classes) else list(range(p.shape[1]))
+    members = None if sets is None else [[names[k] for k in np.flatnonzero(row)] for row in sets.numpy()]
     raw = io.BytesIO()
     if path.suffix.lower() == ".npz":
         arrays: dict[str, Any] = {"probs": p, **{f"{name}s": values for name, values in said.items()}}
+        arrays |= {} if sets is None else {"sets": sets.numpy()}
         np.savez(raw, **arrays)
     elif path.suffix.lower() == ".parquet":
         arrow, parquet = pyarrow()
-        parquet.write_table(arrow.table({name: arrow.array(values.tolist()) for name, values in columns.items()}), raw)
+        lists = {name: values.tolist() for name, values in columns.items()} | ({"set": members} if members else {})
+        parquet.write_table(arrow.table({name: arrow.array(values) for name, values in lists.items()}), raw)
     else:
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(columns)
-        rows.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+        lists = {name: values.tolist() for name, values in columns.items()}
+        lists |= {"set": ["|".join(map(str, row)) for row in members]} if members else {}
+        rows.writerow(lists)
+        rows.writerows(zip(*lists.values(), strict=True))
         raw.write(text.getvalue().encode())
     write_bytes(path, raw.getvalue(), private=True)

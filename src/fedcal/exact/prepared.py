@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedcal.base.folds import FEWEST, FOLDS, folds
+from fedcal.base.folds import FEWEST, FOLDS, folds, held_out
 from fedcal.base.logits import BLOCK
 from fedcal.exact.linear import apply_linear, centred_columns
 from fedcal.exact.temperature import KEPT, temperature_sums
@@ -68,6 +68,20 @@ class Prepared:
         if len(self.counts) == 1:
             return torch.zeros((), dtype=torch.int64).expand(len(self.labels))
         return torch.repeat_interleave(torch.arange(len(self.counts)), torch.tensor(self.counts))
+
+    @cached_property
+    def split(self) -> tuple[Prepared, Prepared]:
+        """The samples to fit on, and those that are held out for conformal sets; each client's are split apart."""
+        pairs = zip(self.logits.split(self.counts), self.labels.split(self.counts), strict=True)
+        held = torch.cat([held_out(logits, labels) for logits, labels in pairs])
+        counts = [int(part.sum()) for part in held.split(self.counts)]
+        fitting = [whole - part for whole, part in zip(self.counts, counts, strict=True)]
+        return self._rows(~held, fitting), self._rows(held, counts)
+
+    def _rows(self, chosen: Tensor, counts: list[int]) -> Prepared:
+        part = Prepared(lambda: (self.logits[chosen], self.labels[chosen]), counts)
+        part.fewest = self.fewest
+        return part
 
     def part(self, folded: bool = True) -> Part:
         """Return the samples, sorted by fold if `folded`; the latest result is kept."""

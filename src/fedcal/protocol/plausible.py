@@ -10,6 +10,8 @@
     NetGradient         n + stop_n samples in all; stop_loss ≥ 0
     FitScaler           temperatures within the limits of a fit
     HeadStart …         sums over features: plausible_head.py
+    SetScores           whole counts, the same total by the global and the personal scaler, at most n
+    SiteSpread          log-likelihoods ≤ 0
 
 Sums are rounded, so each condition has a tolerance: RELATIVE to the largest value that the sum's terms could have. For
 Hessians that follows from the client's squared logits, which it declared in the first round.
@@ -37,6 +39,7 @@ from fedcal.exact.linear import is_scale, unpack_hessian, unpack_symmetric
 from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
+from fedcal.methods.sets import SetScores, SiteSpread
 from fedcal.protocol.messages import MOST_SAMPLES
 from fedcal.protocol.plausible_head import check_head_scales, check_head_start, check_head_sums
 
@@ -255,6 +258,15 @@ def _net(claim: Claim) -> None:
     claim.require(claim.content["stop_loss"] >= 0, "stop_loss", "is negative")
 
 
+def _set_scores(claim: Claim) -> None:
+    """Held-out samples are at most as many as those that are fitted on, and the same whichever scaler scores them."""
+    totals = {name: float(counts.sum()) for name, counts in claim.content.items()}
+    for name, total in totals.items():
+        _whole(claim, name, claim.content[name])
+        claim.require(total <= claim.n, name, f"counts {total:g} held-out samples, but {claim.n} are fitted on")
+        claim.require(total == max(totals.values()), name, "counts fewer samples than the other scores")
+
+
 def _temperature(claim: Claim) -> None:
     if "temperature" in claim.content:
         t = float(claim.content["temperature"])
@@ -275,4 +287,6 @@ CHECKS: dict[type[Query], Callable[[Claim], None]] = {
     HeadStart: check_head_start,
     HeadSums: check_head_sums,
     HeadScales: check_head_scales,
+    SetScores: _set_scores,
+    SiteSpread: _likelihood,
 }

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedcal.base import schema
-from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs
+from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs, warn_user
 from fedcal.base.labels import check_classes
 from fedcal.base.last_layer import check_features
 from fedcal.base.logits import Params, by_rows, ordered_softmax
@@ -23,6 +24,7 @@ from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, counted, unknown
 from fedcal.exact.head_samples import join
 from fedcal.methods import METHODS, Method, method_from_json, method_to_json
+from fedcal.methods.sets import WithSets
 from fedcal.protocol.ledger import Ledger
 from fedcal.protocol.valid import SCALER, SCALER_HEADER, check_params, check_personal
 
@@ -87,6 +89,35 @@ class Scaler:
             probs: as for `apply`.
         """
         return self._by_rows(ordered_softmax, logits, client, probs)
+
+    def predict_set(
+        self, logits: Any, alpha: float | None = None, client: str | int | None = None, *, probs: bool | None = None
+    ) -> Any:
+        """Return conformal sets: for each sample the classes that hold its label with probability 1 − alpha, and more.
+
+        Args:
+            logits: as for `apply`.
+            alpha: the share of labels that may be missed, 0.001 to 0.5; if not given, what the scaler was calibrated for.
+            client: as for `apply`.
+            probs: as for `apply`.
+
+        Returns:
+            Booleans, (N, K): a tensor if a tensor was given, else an array. No set is empty.
+
+        Raises:
+            FedCalError: the scaler has no sets, or alpha is out of range.
+        """
+        method = self.method
+        if not isinstance(method, WithSets):
+            raise FedCalError(
+                "this scaler was made without sets: calibrate with alpha=0.1 (fedcal calibrate --alpha 0.1)"
+            )
+        level = method.sets.alpha if alpha is None else alpha
+        scores, personal = self._logits(logits, probs), self.personal_of(client)
+        if few := method.too_few(self.params, level):
+            warn_user(few)
+        found = by_rows(lambda block: method.predict_set(self.params, personal, block, level), scores, torch.bool)
+        return found.to(logits.device) if isinstance(logits, Tensor) else found.numpy()
 
     def _by_rows(
         self, then: Callable[[Tensor], Tensor], scores: Any, client: str | int | None, probs: bool | None

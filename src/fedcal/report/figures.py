@@ -104,14 +104,18 @@ def plot_reliability(
 
 def draw_reliability(ax: Axes, curve: Curve, before: Curve | None = None) -> None:
     """Draw one reliability diagram on axes: accuracy in each bin, its gap to the confidence, and the band of noise."""
+    full = curve.count > 0
+    x, y, low, high = (values[full] for values in (curve.confidence, curve.accuracy, curve.low, curve.high))
     ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
-    ax.stairs(curve.high, curve.edges, baseline=curve.low, fill=True, color=NOISE, alpha=0.5)
-    ax.stairs(curve.accuracy, curve.edges, baseline=curve.confidence, fill=True, color=GAP, alpha=0.3)
+    if curve.equal_widths:
+        ax.stairs(curve.high, curve.edges, baseline=curve.low, fill=True, color=NOISE, alpha=0.5)
+        ax.stairs(curve.accuracy, curve.edges, baseline=curve.confidence, fill=True, color=GAP, alpha=0.3)
+    else:  # few and uneven bins: boxes would look like results
+        ax.fill_between(x, low, high, color=NOISE, alpha=0.5, linewidth=0)
+        ax.vlines(x, x, y, color=GAP, linewidth=4, alpha=0.45)
     if before is not None and before.method != curve.method:
         seen = before.count > 0
         ax.plot(before.confidence[seen], before.accuracy[seen], color=MUTED, linewidth=1)
-    full = curve.count > 0
-    x, y = curve.confidence[full], curve.accuracy[full]
     ax.plot(x, y, color=ACCENT)
     face = [PAPER if inside else ACCENT for inside in curve.in_band[full]]
     ax.scatter(x, y, 16, face, edgecolors=ACCENT, zorder=3, clip_on=False)

@@ -22,6 +22,7 @@ from fedcal.base.lock import locked
 from fedcal.base.run_log import append_round, read_rounds
 from fedcal.base.store import RESULTS_SCHEMA, finite, read_json, write_bytes, write_json, write_tensors
 from fedcal.errors import FedCalError
+from fedcal.measure.reliability import Reliability
 from fedcal.measure.tally import Tally
 from fedcal.measure.views import Measured
 from fedcal.methods import method_to_json
@@ -151,7 +152,8 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
 
     SPEC is a method with its options, such as "fedcal-plus:accuracy=keep". `methods.SPEC.global.ece_against.OTHER` is its
     ECE minus OTHER's on the same samples, with its 95 % interval:
-    [difference, low, high]. It is empty where the methods were not compared.
+    [difference, low, high]. It is empty where the methods were not compared. `pooled_own` is all test samples, each under its
+    client's personal scaler.
 
     Args:
         state: the finished federation.
@@ -160,7 +162,7 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
     config, names = state.config, [c.name for c in state.clients]
     methods = {}
     for name in measured["local"].tallies:
-        scaler, whole = state.scalers[name], measured["local"].pooled(name)
+        scaler, whole, personal = state.scalers[name], measured["local"].pooled(name), measured["own"].pooled(name)
         method, ledger, final = scaler.method, scaler.ledger, n_bytes(scaler.params)
         methods[name] = {
             **method_to_json(method),
@@ -169,7 +171,14 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
             "local": measured["local"].over_clients(name),
             "own": measured["own"].over_clients(name),
             "clients": {kind: _by_client(found.tallies[name]) for kind, found in measured.items()},
-            "reliability": _bins(whole),
+            "reliability": _bins(whole.reliability),
+            "groups": _bins(whole.reliability.groups()),
+            "pooled_own": {
+                "n": personal.n,
+                **personal.summary(interval=True),
+                "reliability": _bins(personal.reliability),
+                "groups": _bins(personal.reliability.groups()),
+            },
             "cost": {
                 "leaves": method.leaves,
                 "bytes_up": ledger.bytes_up,
@@ -217,8 +226,7 @@ def _by_client(tallies: dict[str, Tally]) -> dict[str, list[float]]:
     }
 
 
-def _bins(tally: Tally) -> dict[str, list[float]]:
-    bins = tally.reliability
+def _bins(bins: Reliability) -> dict[str, list[float]]:
     (confidence, accuracy), (low, high) = bins.curve(), bins.band()
     columns = {"edges": bins.edges, "count": bins.count, "confidence": confidence, "accuracy": accuracy}
     return {k: v.tolist() for k, v in {**columns, "low": low, "high": high}.items()}

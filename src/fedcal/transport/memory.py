@@ -66,8 +66,8 @@ def calibrate(
             clients then give (features, labels), and so do those who use the scaler.
         train: for such a method, (features, labels) of samples that the model was trained on, by client, where they may help.
         options: the method's options (see `fedcal methods NAME`), e.g. `accuracy="keep"` for fedcal-plus, which leaves every
-            decision of the model as it is (add `prior_shift=True` for clients' personal scalers that may move theirs), or
-            `net="raw"` for fedcal.
+            decision of the model as it is (add `prior_shift=True` for clients' personal scalers that may move theirs),
+            `alpha=0.1` and `coverage="site"` for conformal sets (docs/conformal.md), or `net="raw"` for fedcal.
 
     Returns:
         The fitted scaler.
