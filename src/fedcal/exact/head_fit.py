@@ -24,16 +24,15 @@ from fedcal.exact.solve import Descent, Inverse, Prior, Sums
 from fedcal.exact.stages import CHOOSING, FITTING, Clients, Scores
 
 FULL_MAX_CLASSES = 20  # up to which Hessians hold what couples classes
-HESSIAN = 60_000  # numbers of a Hessian that travels: they limit the directions that it is about
+HESSIAN = 100_000  # numbers of a Hessian that travels: they limit the directions that it is about
 BLOCKS = 250_000  # the same where each class is by itself: it travels twice only
 HEAD_ROUNDS = 240  # of one fit at most
-RIDGES = (
-    10.0,
-    2.0,
-    0.4,
-    0.08,
-)  # per feature: with 1, logits of a new head deviate by about 1 before samples have spoken
+# Per feature: with a ridge of 1, the logits of a new head deviate by about 1 before samples have spoken.
+RIDGES = (10.0, 2.0, 0.4, 0.08, 0.016)
 SCALES = 2.0 ** torch.linspace(-2, 0.5, 11, dtype=torch.float64)
+UNSURE = (
+    0.1  # of the model's own head, to start from: where a model is sure and wrong, its loss has too little curvature
+)
 CHOOSING_ROUNDS = 12  # of fits to choose among
 FOLD_ROUNDS = 4  # of the best ones' fits without a fold
 FRESH = 4  # rounds at first, and then every so many, in which a Hessian is asked for
@@ -139,20 +138,21 @@ class Bend:
         inside[0, 1:] = inside[1:, 0] = sums["cross"].flatten()
         return cls(inside, sums["scale"], outside, units)
 
-    def inverse(self, prior: Prior, t: Tensor, share: float = 1.0) -> Inverse:
-        """The inverse of that share of it, plus the prior's at t."""
+    def inverse(self, prior: Prior, share: float = 1.0) -> Inverse:
+        """The inverse of that share of it, plus the prior's."""
         k, r = self.units.k, len(self.units.basis)
         precision = prior.precision[1:].view(k, -1)
-        of_scale = share * self.scale + 1 / prior.scale(t) ** 2
+        of_scale = share * self.scale + prior.precision[0]
         below = (share * self.outside + precision[:, r:]).clamp_min(1e-300)
         blocks = self.inside.ndim == 3
         if blocks:
             inside = share * self.inside + torch.diag_embed(precision[:, :r])
         else:
-            own = torch.cat([1 / prior.scale(t) ** 2 * torch.ones(1, dtype=t.dtype), precision[:, :r].flatten()])
+            own = torch.cat([prior.precision[:1], precision[:, :r].flatten()])
             inside = share * self.inside + torch.diag(own)
         unit = inside.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).sqrt()
-        scaled = inside / unit[..., None] / unit[..., None, :] + 1e-13 * torch.eye(inside.shape[-1], dtype=t.dtype)
+        scaled = inside / unit[..., None] / unit[..., None, :]
+        scaled.diagonal(dim1=-2, dim2=-1).add_(1e-13)
         factors, pivots, _ = torch.linalg.lu_factor_ex(scaled)
 
         def solve(gradient: Tensor) -> Tensor:
@@ -169,15 +169,30 @@ class Bend:
 # --- fits ------------------------------------------------------------------------------------------------------------
 
 
-def prior_of_head(ridge: float, units: Units, clients: Clients) -> Prior:
-    """Towards the model's own head: a ridge on V, at most a precision of 1 on the intercepts, nothing but Gamma on b."""
-    size = n_head_parameters(units.k, units.d)
+@dataclass(frozen=True)
+class HeadPrior(Prior):
+    """A ridge alone: ½ Σ precision · (t − identity)². Unlike a temperature, b may come to 0 or below: V is there too."""
+
+    def reach(self, t: Tensor, move: Tensor) -> float:
+        return 1.0
+
+    def __call__(self, t: Tensor) -> tuple[float, Tensor]:
+        off = t - self.identity
+        return 0.5 * float(self.precision @ off.square()), self.precision * off
+
+    def turned(self, t: Tensor, move: Tensor) -> Tensor:
+        return self.precision * move
+
+
+def prior_of_head(ridge: float, units: Units, clients: Clients) -> HeadPrior:
+    """Towards the model's own head at about the right temperature.
+
+    A ridge on V, at most a precision of 1 on the intercepts, and on b what one sample is worth.
+    """
     row = torch.full((units.d + 1,), ridge, dtype=torch.float64)
     row[0] = min(ridge, 1.0)
-    precision = torch.cat([torch.zeros(1, dtype=torch.float64), row.repeat(units.k)])
-    identity = torch.zeros(size, dtype=torch.float64)
-    identity[0] = 1.0
-    return Prior(identity, precision, clients.mode)
+    of_scale = torch.tensor([clients.begin**-2], dtype=torch.float64)
+    return HeadPrior(own_head(units, clients), torch.cat([of_scale, row.repeat(units.k)]))
 
 
 @dataclass
@@ -215,7 +230,7 @@ class HeadGroup:
         if "scale" in sums:
             self.bend = Bend.of(sums, self.units)
             for descent in self.descents:
-                descent.inverse = self.bend.inverse(descent.prior, descent.t)
+                descent.inverse = self.bend.inverse(descent.prior)
         gradients, whole = self.units.standard(sums["grad"]), len(self.units.basis) > self.units.d
         exact = "scale" in sums and whole and self.curvature == "full"
         for i, descent in zip(self._rows, self._asked, strict=True):
@@ -233,7 +248,7 @@ def head_lockstep(groups: list[HeadGroup]) -> Generator[SumQuery, Sums, None]:
             group.receive(unnest(str(i), sums))
 
 
-def begin_head(units: Units, clients: Clients) -> Tensor:
+def own_head(units: Units, clients: Clients) -> Tensor:
     """The model's own head at about the right temperature."""
     t = torch.zeros(n_head_parameters(units.k, units.d), dtype=torch.float64)
     t[0] = clients.begin
@@ -243,7 +258,7 @@ def begin_head(units: Units, clients: Clients) -> Tensor:
 def fit_head(family: str, ridge: float, clients: Clients) -> Generator[SumQuery, Sums, Tensor]:
     """One head at one ridge, on all samples, to the end; in the units of the features as they are."""
     units = Units.of((yield HeadStart()), clients)
-    descent = Descent(begin_head(units, clients), prior_of_head(ridge, units, clients), 1e-11, HEAD_ROUNDS)
+    descent = Descent(UNSURE * own_head(units, clients), prior_of_head(ridge, units, clients), 1e-11, HEAD_ROUNDS)
     yield from head_lockstep([HeadGroup(family, [descent], units, head_curvature_of(units.k))])
     return units.raw(descent.t)
 
@@ -280,7 +295,7 @@ def fit_heads(
     ridges: tuple[float, ...], units: Units, clients: Clients
 ) -> Generator[SumQuery, Sums, list[HeadCandidate]]:
     """Heads at every ridge, on calibration samples and, where there are any, on training samples too."""
-    curvature, begin = head_curvature_of(units.k), begin_head(units, clients)
+    curvature, begin = head_curvature_of(units.k), UNSURE * own_head(units, clients)
     groups = []
     for family in (HEAD, HEAD_ALL) if units.trained else (HEAD,):
         priors = (prior_of_head(ridge, units, clients) for ridge in ridges)
@@ -304,7 +319,7 @@ def fit_head_folds(candidates: list[HeadCandidate], rounds: int) -> Generator[Su
             before = of.folds.get(fold)
             share = 1.0 if fold == ALL else 1 - held_out / FOLDS
             if before is None:
-                inverse = of.fit.corrected(bend.inverse(of.fit.prior, of.fit.t, share), share)
+                inverse = of.fit.corrected(bend.inverse(of.fit.prior, share), share)
                 tol = FITTING if fold == ALL else CHOOSING / FOLDS
                 of.folds[fold] = Descent(of.fit.t, of.fit.prior, tol, rounds, trusting=True, inverse=inverse)
             elif not before.arrived:
@@ -326,7 +341,7 @@ def rescale(candidates: list[HeadCandidate]) -> Generator[SumQuery, Sums, list[f
     """Give every candidate the scale that is best out of fold; returns their losses there.
 
     Features of training samples are over-fitted, since the model was trained on them: a head that was fitted on them too is
-    over-confident, however well it separates the classes. A scale mends that, so that heads are compared at their best.
+    over-confident, however well it separates the classes. A scale corrects that, so that heads are compared at their best.
     """
     for of in candidates:
         of.scale = 1.0

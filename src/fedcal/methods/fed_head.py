@@ -1,7 +1,7 @@
 """Fed-Head: the model's last linear layer refitted exactly from sums, where that beats `fedcal-plus`.
 
 It takes features, which the last layer multiplies, beside the model's logits. After FedAvg under label skew the last layer
-leans towards the last round's clients, and a linear map of K logits mends less of that than one of d features.
+leans towards the last round's clients, and a linear map of K logits can undo less of that than one of d features.
 
 1. `fedcal-plus` chooses its linear map of the logits.
 2. Heads u = b z + V x + c are fitted by softmax regression: on calibration samples, and on training samples too where
