@@ -59,8 +59,8 @@ with mpl.rc_context(figures.STYLE):
         scores = found.pooled(view).summary()
         print(view, {name: round(scores[name], 4) for name in ("accuracy", "ece", "ece_floor", "nll")})
         figures.draw_reliability(ax, prepare.curve_of(found.pooled(view).reliability, ""))
-        ax.set_title("")
-        ax.set_title("", loc="right")
+        for side in ("left", "right"):
+            ax.set_title("", loc=side)
         ax.text(0, 1.115, title, fontsize=10.5, fontweight="bold")
         ax.text(0, 1.04, under, fontsize=8.5, color=figures.MUTED)
         at = {"ha": "left", "va": "baseline"}

@@ -75,5 +75,5 @@ def test_figures_show_the_data(digits):
     np.testing.assert_allclose(ax.lines[-1].get_ydata(), panel.curve.accuracy)
     assert ax.get_title() == "" and ax.get_xlabel() == "Stated confidence"
     (ax,) = plot_change(change).axes
-    np.testing.assert_allclose(ax.collections[2].get_offsets()[:, 0], change.after)
+    np.testing.assert_allclose(ax.collections[-1].get_offsets()[:, 0], change.after)
     assert ax.get_yticklabels()[0].get_text() == f"{change.clients[0]} ({change.n[0]})"

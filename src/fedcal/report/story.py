@@ -90,6 +90,7 @@ class ClientChange:
     before: Floats  # in per cent; NaN where there is none
     after: Floats
     noise: list[bool]  # whether the client has too few test samples to judge
+    floor: Floats | None = None  # of an ECE: what a perfectly calibrated model would show
 
 
 def changes(results: Results) -> list[ClientChange]:
@@ -109,8 +110,11 @@ def changes(results: Results) -> list[ClientChange]:
         return 100 * np.array([values[c] for c in kept], dtype=np.float64)
 
     return [
-        ClientChange(title, names, counts, column(before[key]), column(after[key]), noise)
-        for title, key in (("Accuracy, %", "accuracy"), ("Calibration error (ECE), %", "ece"))
+        ClientChange(title, names, counts, column(before[key]), column(after[key]), noise, floor)
+        for title, key, floor in (
+            ("Accuracy, %", "accuracy", None),
+            ("Calibration error (ECE), %", "ece", column(after["ece_floor"])),
+        )
     ]
 
 
