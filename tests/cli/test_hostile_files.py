@@ -50,7 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("siteA.csv").write_text("\n".join(["logit_0,logit_1,logit_2,label", *rows]))
     fedcal.calibrate({"siteA": draw(0), "siteB": draw(1)}, "avg-t").save("scaler.safetensors")
     with contextlib.redirect_stdout(io.StringIO()):
-        assert run("server start srv --method fed-ts --classes 3 --sites siteA,siteB") == 0
+        assert run("server start srv --no-report --method fed-ts --classes 3 --sites siteA,siteB") == 0
     return tmp_path
 
 
@@ -301,7 +301,7 @@ def test_a_site_in_two_federations_keeps_both_states() -> None:
         ("new", "server start new --classes 3 --sites a"),
         ("siteA.state", "client reply srv/request-0001.safetensors siteA.npz"),
         ("run", "run --data synthetic --limit 200 --rounds 1 --out run"),
-        ("cal", "calibrate siteA.npz --out cal -q"),
+        ("cal", "calibrate siteA.npz --no-report --out cal -q"),
     ],
 )
 def test_the_second_command_in_a_folder_says_who_holds_it(folder: str, line: str, capsys: Run) -> None:
