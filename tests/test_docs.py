@@ -11,6 +11,7 @@ import typer
 
 from fedcal.cli.main import app
 from fedcal.data import DATASETS
+from fedcal.data.own_files import names_a_file
 from fedcal.methods import METHODS, get_method
 from pages import executed, pictures, run_page
 
@@ -73,7 +74,8 @@ def test_commands_parse(line):
     methods = given.get("method") or ()
     for spec in [methods] if isinstance(methods, str) else methods:
         get_method(spec)
-    assert (given.get("data") or given.get("name") or "digits") in DATASETS
+    data = given.get("data") or given.get("name") or "digits"
+    assert data in DATASETS or names_a_file(data)
 
 
 def test_first_lines_hold_the_two_commands():
