@@ -50,7 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("siteA.csv").write_text("\n".join(["logit_0,logit_1,logit_2,label", *rows]))
     fedcal.calibrate({"siteA": draw(0), "siteB": draw(1)}, "avg-t").save("scaler.safetensors")
     with contextlib.redirect_stdout(io.StringIO()):
-        assert run("server start srv --no-report --method fed-ts --classes 3 --sites siteA,siteB") == 0
+        assert run("server start srv --method fed-ts --classes 3 --sites siteA,siteB") == 0
     return tmp_path
 
 

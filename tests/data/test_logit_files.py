@@ -268,7 +268,7 @@ def test_a_federation_of_words(capsys: pytest.CaptureFixture[str]) -> None:
     labels = np.array(["dog", "cat", "owl"])[y]
     write("all.csv", logits_of(z), label=labels, site=np.repeat(NAMES, 80))
     command(capsys, "calibrate all.csv --no-report --method fed-ts --classes dog,cat,owl --out cal -q")
-    command(capsys, "server start srv --no-report --method fed-ts --classes dog,cat,owl --sites north,south")
+    command(capsys, "server start srv --method fed-ts --classes dog,cat,owl --sites north,south")
     refused = command(capsys, "client reply srv/request-0001.safetensors all.csv", code=2)
     assert "2 sites: choose one with --name, such as --name north" in refused
     refused = command(capsys, "client reply srv/request-0001.safetensors all.csv --name nort", code=2)
