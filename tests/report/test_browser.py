@@ -53,7 +53,8 @@ def browser():
 def pages(tmp_path_factory, digits_dir: Path) -> dict[str, Path]:
     """A run's page, an evaluation with groups and long names, and one of several classes, before and after."""
     folder = tmp_path_factory.mktemp("pages")
-    sites = {"St. Elisabeth University Hospital": draw(300, 1), "north": draw(300, 2, a=0.9), "c": draw(90, 3)}
+    sites = {"St. Elisabeth University Hospital": draw(300, 1), "north": draw(300, 2, a=3), "c": draw(90, 3, a=-3)}
+    sites["few"] = draw(3, 4)
     groups = {name: np.where(np.arange(len(y)) % 2, "female", "male") for name, (_, y) in sites.items()}
     write_page(folder / "two.html", fedcal.evaluate(sites, groups=groups, thresholds=(0.2,)), "3 sites")
     before, after = ([classes(300, 3, scale=scale), classes(200, 3, scale=scale)] for scale in (3, 1))

@@ -122,6 +122,7 @@ def render(result: Evaluation, title: str, before: Evaluation | None = None, ste
             tests=pooled.get("tests") or {},
             steps=steps or next_steps(found, bool(rejected(result.sites)), before is not None),
             data=data,
+            new_site=any(one["sites"] > 2 for one in result.spread.values()),
             meanings=[(NAMES[key], meaning) for key, meaning in MEANINGS.items() if key in pooled],
         )
     )
@@ -177,7 +178,7 @@ def _forest(result: Evaluation, key: str, reference: float | None, log: bool) ->
     """One measure of all samples, of every site with the summary over sites, and of every group."""
     rows: list[tuple[str, Json]] = [("All sites", result.pooled[key])]
     rows += [(name, one[key]) for name, one in list(result.sites.items())[:MOST]] if len(result.sites) > 1 else []
-    if key in result.spread:
+    if key in result.spread and result.spread[key]["sites"] > 2:  # two sites tell next to nothing about a third
         rows.append(("a new site (95 %)", result.spread[key]["prediction"]))
     rows += [(name, one[key]) for name, one in result.groups.items()]
     label = f"{NAMES[key]} of all sites, of each site and of each group, with 95 % intervals"
