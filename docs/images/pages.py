@@ -1,7 +1,7 @@
 """Photograph pages in a headless Chromium: python docs/images/pages.py runs/demo/report.html heart.html
 
-Writes demo-page.png, demo-phone.png (dark), evaluate-page.png and evaluate-sites.png. `fedcal evaluate` writes heart.html: see
-docs/evaluate.md.
+Writes demo-page.png, demo-phone.png (dark), evaluate-page.png and evaluate-sites.png. `fedcal evaluate` writes heart.html, as
+docs/evaluate.md says.
 """
 
 import io
