@@ -25,8 +25,8 @@ from fedcal.base.seeds import numpy_rng
 from fedcal.monitor import Action
 from fedcal.monitor.verdict import Null, Verdict
 from fedcal.protocol import Scaler
+from paper.logits import Split, read
 from paper.results import commit, write
-from paper.studies.federated_logits import Split, read
 from paper.studies.monitor import DRAWS, ece
 
 WEEKS = 20
@@ -162,6 +162,35 @@ def share(which: Any) -> float:
     return round(100 * sum(values) / len(values), 1)
 
 
+def markdown(table: dict[str, Any]) -> str:
+    """The results as a table."""
+    lines = [
+        "# `fedcal monitor` on real federations",
+        "",
+        f"`python -m paper.studies.monitor_real`: α = 0.05, tolerance {table['tolerance']:g}, {WEEKS} weeks, the drift beginning "
+        f"after {WEEKS // 2}. In per cent of streams (orders of the same samples); the delay is the median, in weeks, of alarms at "
+        "the site.",
+        "",
+        "| federation | drift | streams | monitor alarms | at the site | elsewhere | delay | says | weekly ECE test "
+        "| weekly Spiegelhalter |",
+        "|---|---|---:|---:|---:|---:|---:|---|---:|---:|",
+    ]
+    for federation, rows in table.items():
+        for kind, row in rows.items() if isinstance(rows, dict) else ():
+            says = ", ".join(f"{action} {value:g}" for action, value in row.get("says", {}).items()) or "–"
+            cells = [
+                row["streams"],
+                row["any alarm"],
+                row.get("at the site"),
+                row.get("elsewhere"),
+                row.get("median delay"),
+            ]
+            shown = " | ".join("–" if cell is None else f"{cell:g}" for cell in cells)
+            weekly = f"{row['weekly ece']:g} | {row['weekly spiegelhalter']:g}"
+            lines.append(f"| {federation} | {kind} | {shown} | {says} | {weekly} |")
+    return "\n".join([*lines, ""])
+
+
 def heart(seed: int = 0) -> tuple[Split, Split]:
     """Each hospital's predictions by a model of the others, split into two halves at random."""
     from sklearn.impute import SimpleImputer
@@ -202,6 +231,7 @@ def main() -> None:
     table["heart"] = study("heart", *heart(), args.streams, WEEKS, args.tolerance)
     if args.out:
         write(args.out, table, depth=3)
+        args.out.with_suffix(".md").write_text(markdown(table), encoding="utf-8")
 
 
 if __name__ == "__main__":
