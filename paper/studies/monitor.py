@@ -2,8 +2,8 @@
 
     python -m paper.studies.monitor --out paper/results/studies/monitor.json
 
-Five sites, three classes whose features are Gaussian, so that the true posterior is known; every site sends 50 labelled samples
-a week, and as many predictions. monitor_real.py has real federations.
+Five sites, three classes whose features are Gaussian, so that the true posterior is known; every site sends 50 labelled
+samples a week, and as many predictions. monitor_real.py has real federations.
 """
 
 from __future__ import annotations
@@ -285,8 +285,8 @@ def markdown(table: dict[str, Any]) -> str:
         "# `fedcal monitor` on simulated federations",
         "",
         f"`python -m paper.studies.monitor`: {SITES} sites, {PER_WEEK} labelled samples per site and week, α = {ALPHA:g}, "
-        f"tolerance {TOLERANCE:g}. Without drift {CALM} weeks, with drift {WEEKS}, the drift beginning after {DRIFT}. In per cent "
-        "of streams; delays are medians, in weeks.",
+        f"tolerance {TOLERANCE:g}. Without drift {CALM} weeks, with drift {WEEKS}, the drift beginning after {DRIFT}. In per "
+        "cent of streams; delays are medians, in weeks.",
         "",
         "## False alarms",
         "",
