@@ -184,8 +184,8 @@ def markdown(table: dict[str, Any]) -> str:
         "# `fedcal monitor` on real federations",
         "",
         f"`python -m paper.studies.monitor_real`: α = 0.05, tolerance {table['tolerance']:g}, {WEEKS} weeks; the drift "
-        f"begins after {WEEKS // 2}. In per cent of streams (orders of the same samples); the delay is the median, in weeks, of "
-        "the alarms at the site.",
+        f"begins after {WEEKS // 2}. In per cent of streams (orders of the same samples); the delay is the median, in "
+        "weeks, of the alarms at the site.",
         "",
         "| federation | drift | streams | monitor alarms | at the site | elsewhere | delay | says | weekly ECE test "
         "| weekly Spiegelhalter |",
