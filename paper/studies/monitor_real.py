@@ -187,8 +187,8 @@ def markdown(table: dict[str, Any]) -> str:
         f"begins after {WEEKS // 2}. In per cent of streams (orders of the same samples); the delay is the median, in "
         "weeks, of the alarms at the site.",
         "",
-        "| federation | drift | streams | monitor alarms | at the site | elsewhere | delay | says | weekly ECE test "
-        "| weekly Spiegelhalter |",
+        "| federation | drift | streams | monitor alarms | at the site | elsewhere, or all together | delay | says "
+        "| weekly ECE test | weekly Spiegelhalter |",
         "|---|---|---:|---:|---:|---:|---:|---|---:|---:|",
     ]
     for federation, rows in table.items():
