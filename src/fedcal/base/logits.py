@@ -77,7 +77,9 @@ def by_rows(function: Callable[[Tensor], Tensor], logits: Tensor, dtype: torch.d
     rows = max(1, BLOCK // logits.shape[1])
     if len(logits) <= rows:
         return function(logits)
-    out = torch.empty(logits.shape, dtype=dtype)
-    for start in range(0, len(logits), rows):
+    first = function(logits[:rows])
+    out = torch.empty(len(logits), first.shape[1], dtype=dtype)
+    out[:rows] = first
+    for start in range(rows, len(logits), rows):
         out[start : start + rows] = function(logits[start : start + rows])
     return out

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
+from fedcal.exact.linear import unpack_symmetric
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_queries import PRIVATE_QUERIES
 from fedcal.methods import Method
@@ -35,13 +36,20 @@ class Known:
     n: int | None = None  # its samples
     squares: float | None = None  # the sum of its squared logits
     probs: bool = False  # whether its scores are probabilities
+    trained: float = 0.0  # its training samples, where a method takes them
+    features: float | None = None  # the sum of squares of its features
 
     def after(self, reply: Reply) -> Known:
         """Return what is known after one more reply."""
-        declared = reply.content.get("squares")
-        if declared is None or reply.privacy:
-            return replace(self, n=reply.n, probs=reply.probs)
-        return Known(reply.n, float(declared), reply.probs)
+        known, content = replace(self, n=reply.n, probs=reply.probs), reply.content
+        if reply.privacy:
+            return known
+        if "squares" in content:
+            known = replace(known, squares=float(content["squares"]))
+        if "trained" in content and "moment" in content:
+            features = float(unpack_symmetric(content["moment"]).diagonal().sum())
+            known = replace(known, trained=float(content["trained"].sum()), features=features)
+        return known
 
 
 # --- at the server -------------------------------------------------------------------------------------------------------
@@ -82,8 +90,11 @@ def check_reply(
             raise FedCalError(
                 f"{client}'s reply: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {dtype} of {shape}"
             )
-    squares = known.squares if known else None
-    claim = Claim(client, request.query, reply.content, reply.n, plan.n_classes, squares, reply.clients)
+    before = known or Known()
+    claim = Claim(
+        client, request.query, reply.content, reply.n, plan.n_classes, before.squares, reply.clients, before.trained,
+        before.features,
+    )  # fmt: skip
     check_size(claim)
     if not noisy:
         check_plausible(claim)
@@ -91,8 +102,8 @@ def check_reply(
 
 def example_reply(method: Method, n_classes: int, query: Query) -> Params:
     """Return what a client of a single sample would reply: it shows names, shapes and types."""
-    logits, labels = torch.eye(1, n_classes, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
-    return method.reply(query, Prepared(lambda: (logits, labels)), {}).content
+    rows, labels = torch.eye(1, method.width(n_classes), dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    return method.reply(query, method.prepare(Prepared(lambda: (rows, labels))), {}).content
 
 
 def check_bytes(client: str, size: int, like: Params, pooled: bool = False) -> None:

@@ -33,7 +33,7 @@ def _option(default: Any, help: str, group: str, **check: Any) -> Any:
 def _all_methods() -> tuple[str, ...]:
     from fedcal.methods import METHODS
 
-    return tuple(METHODS)
+    return tuple(name for name, method in METHODS.items() if method.takes == "logits")  # any model has those
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Config:
     weight_decay: float = _option(0.0, "Weight decay of local SGD.", ADVANCED, low=0)
     prox_mu: float = _option(0.0, "FedProx's µ; 0 is FedAvg.", ADVANCED, low=0)
 
-    method: tuple[str, ...] = _option(_all_methods, "Calibration method, perhaps with options: NAME or NAME:OPTION=VALUE,... (see `fedcal methods`); may be repeated [default: all].", "Calibration")
+    method: tuple[str, ...] = _option(_all_methods, "Calibration method, perhaps with options: NAME or NAME:OPTION=VALUE,... (see `fedcal methods`); may be repeated [default: all but fed-head].", "Calibration")
 
     n_bins: int = _option(15, "Bins of the ECE.", ADVANCED, low=1, high=10_000)
     seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0, high=2**63 - 1)

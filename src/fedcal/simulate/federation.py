@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedcal.base.last_layer import head_of, last_linear, with_features
 from fedcal.base.seeds import numpy_rng, torch_rng
 from fedcal.data import Client, Dataset, Skew, load, make_clients, skew
 from fedcal.data.own import is_own as is_own_data
@@ -29,8 +30,10 @@ from fedcal.learn.own import is_own as is_own_model
 from fedcal.measure.tally import Tally
 from fedcal.measure.views import Measured, View, measure
 from fedcal.methods import Method
+from fedcal.methods.fed_head import with_features_of
 from fedcal.protocol import Scaler, Server
 from fedcal.simulate.config import Config
+from fedcal.transport.features import feature_rows
 from fedcal.transport.memory import Exchange
 
 Record = dict[str, Any]  # what rounds.jsonl says of a round
@@ -96,10 +99,19 @@ def assemble(
         skew(clients, dataset.n_classes),
         dataset.classes,
         model,
-        {name: calibration(method, dataset.n_classes, config) for name, method in config.methods().items()},
+        {name: calibration(method, dataset.n_classes, config) for name, method in methods_for(config, model).items()},
         train,
         remarks=remarks,
     )
+
+
+def methods_for(config: Config, model: nn.Module) -> dict[str, Method]:
+    """The methods asked for; those that take features are told how many the model has."""
+    methods = config.methods()
+    if any(method.takes == "features" for method in methods.values()):
+        d = last_linear(model)[1].in_features
+        methods = {name: with_features_of(method, d) for name, method in methods.items()}
+    return methods
 
 
 def _model(
@@ -264,17 +276,32 @@ def finish(state: Federation, on_fit: Callable[[str, int], None] = lambda method
     frozen: dict[str, dict[str, Samples]] = {}
     for name, exchange in state.calibrations.items():
         on_fit(name, 0)
-        fit_on = exchange.method.fit_on
-        if exchange.server.request is not None and fit_on not in frozen:
-            frozen[fit_on] = {c.name: _samples(c, state.model, fit_on) for c in state.clients}
+        method = exchange.method
+        key = f"{method.takes} of {method.fit_on}"
+        if exchange.server.request is not None and key not in frozen:
+            make = feature_samples if method.takes == "features" else _samples
+            frozen[key] = {c.name: make(c, state.model, method.fit_on) for c in state.clients}
         before = exchange.server.ledger.rounds
-        state.scalers[name] = exchange.run(
-            frozen.get(fit_on, {}), lambda server, name=name, before=before: on_fit(name, server.ledger.rounds - before)
+        state.scalers[name] = scaler = exchange.run(
+            frozen.get(key, {}), lambda server, name=name, before=before: on_fit(name, server.ledger.rounds - before)
         )
+        if method.takes == "features":
+            weight, bias = head_of(last_linear(state.model)[1])
+            scaler.params |= {"model_weight": weight, "model_bias": bias}
+
+
+def feature_samples(client: Client, model: nn.Module, fit_on: str = "held-out") -> Samples:
+    """A client's rows, with features: what it fits on, and then the training samples beside them."""
+    whole, splits = with_features(model), ["held-out", "train"] if fit_on == "held-out" else [fit_on]
+    rows = [feature_rows(whole, _inputs(client, split), trained=i > 0) for i, split in enumerate(splits)]
+    return torch.cat(rows), torch.cat([_labels(client, split) for split in splits])
 
 
 def test_logits(state: Federation) -> dict[str, torch.Tensor]:
-    """The final model's logits on each client's test set."""
+    """The final model's logits on each client's test set; rows with features where a method takes them."""
+    if any(scaler.method.takes == "features" for scaler in state.scalers.values()):
+        whole = with_features(state.model)
+        return {c.name: feature_rows(whole, c.test_x) for c in state.clients}
     return {c.name: predict(state.model, c.test_x) for c in state.clients}
 
 
@@ -285,7 +312,7 @@ def evaluate(
 
     Args:
         state: the finished federation.
-        logits: the final model's logits on each client's test set; if not given, they are computed.
+        logits: what `test_logits` gives; if not given, it is computed.
         compare: whether to sum up what compares the methods' global scalers with each other.
 
     Returns:
@@ -340,12 +367,19 @@ def _glance(state: Federation) -> dict[str, float]:
 
 
 def _global_view(scaler: Scaler) -> View:
-    return lambda _, logits: scaler.apply(logits, probs=False)
+    return lambda _, rows: scaler.apply(_of_rows(scaler, rows), probs=False)
 
 
 def _personal_view(scaler: Scaler) -> View:
     """A client without calibration samples has no personal scaler: the global one serves it."""
-    return lambda client, logits: scaler.apply(logits, client if client in scaler.personal else None, probs=False)
+    return lambda client, rows: scaler.apply(
+        _of_rows(scaler, rows), client if client in scaler.personal else None, probs=False
+    )
+
+
+def _of_rows(scaler: Scaler, rows: torch.Tensor) -> torch.Tensor:
+    """What a scaler takes of rows that may hold features beside the logits."""
+    return rows if scaler.method.takes == "features" else rows[:, : scaler.n_classes]
 
 
 def _on(client: Client, device: torch.device) -> Client:
