@@ -75,7 +75,8 @@ class Engine:
         try:
             model.load_state_dict(job.received)
             before = {name: predict(model, x, self.how.batch_size) for name, x in job.before.items()}
-            loss = self._epochs(model, job)
+            with failing_as_one_line(job.x):
+                loss = self._epochs(model, job)
             after = {name: predict(model, x, self.how.batch_size) for name, x in job.after.items()}
             state = {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
             return Trained(state, loss, before, after)
@@ -104,9 +105,8 @@ class Engine:
         """The gradients of the batch's mean loss, and its summed loss."""
 
         def of(piece: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-            with failing_as_one_line(job.x[piece]):
-                loss = nn.functional.cross_entropy(model(job.x[piece]), job.y[piece], reduction="sum")
-                found = torch.autograd.grad(loss / len(batch), params, allow_unused=True, materialize_grads=True)
+            loss = nn.functional.cross_entropy(model(job.x[piece]), job.y[piece], reduction="sum")
+            found = torch.autograd.grad(loss / len(batch), params, allow_unused=True, materialize_grads=True)
             return found, loss.detach()
 
         shared = not self.idle.empty()  # a model that nobody has taken: a thread without a client

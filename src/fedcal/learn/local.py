@@ -93,7 +93,7 @@ def failing_as_one_line(x: Tensor) -> Iterator[None]:
         raise
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0]
-        about = f"{tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}"
+        about = f"{tuple(x.shape[1:])}, {str(x.dtype).removeprefix('torch.')}"
         raise FedCalError(f"the model fails on inputs of shape {about} ({type(error).__name__}: {text})") from error
 
 
@@ -102,7 +102,7 @@ def train_locally(model: nn.Module, x: Tensor, y: Tensor, how: SGD, rng: np.rand
 
     On a CPU this is the work of one thread, so that any number of them gives the same bytes.
     """
-    with one_thread() if x.is_cpu else nullcontext():
+    with one_thread() if x.is_cpu else nullcontext(), failing_as_one_line(x):
         return _train_locally(model, x, y, how, rng)
 
 
@@ -116,9 +116,8 @@ def _train_locally(model: nn.Module, x: Tensor, y: Tensor, how: SGD, rng: np.ran
         order = torch.from_numpy(rng.permutation(len(y))).to(x.device)
         total.zero_()
         for batch in order.split(how.batch_size):
-            with failing_as_one_line(x[batch]):
-                loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
-                gradients = list(torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True))
+            loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
+            gradients = list(torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True))
             descend(params, gradients, velocity, received, how)
             total += loss.detach() * len(batch)
     return float(total) / len(y)

@@ -106,6 +106,7 @@ class FedHead(Additive):
     # --- the scaler ------------------------------------------------------------------------------------------------------
 
     def apply(self, params: Params, logits: Tensor) -> Tensor:
+        logits = logits.double()  # rows may come in float32: they are many
         z = self.logits(logits)
         if HEAD not in params:
             return apply_confidence_map(
