@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import Array
 from fedcal.base.seeds import numpy_rng
 
 FOLDS = 5
@@ -15,19 +14,19 @@ FEWEST = 5  # samples of a client in a fold: what is told of all its folds but o
 ROWS = 1 << 12  # samples read at once
 
 
-def folds(logits: Tensor, labels: Tensor, fewest: int = FEWEST) -> Tensor:
+def folds(logits: Array, labels: Array, fewest: int = FEWEST) -> Array:
     """The fold of each sample: balanced, random, the same whenever the same samples are given.
 
     A client of few samples has them in fewer folds, so that none holds fewer than `fewest` (or all samples, where there are
     not as many). Which folds these are is random too: many small clients still fill all of them.
     """
     whole = hashlib.blake2b(digest_size=8)
-    for block in logits.split(ROWS):  # no copy of all of them at once
-        whole.update(block.double().contiguous().numpy().data)
-    whole.update(labels.contiguous().numpy().data)
+    for start in range(0, len(logits), ROWS):  # no copy of all of them at once
+        whole.update(np.ascontiguousarray(logits[start : start + ROWS], float).data)
+    whole.update(np.ascontiguousarray(labels).data)
     rng = numpy_rng(0, "folds", whole.hexdigest())
     order, offset = rng.permutation(len(labels)), int(rng.integers(FOLDS))
     fold = np.empty(len(labels), np.int8)
     used = max(1, min(FOLDS, len(labels) // fewest))
     fold[order] = np.resize((np.arange(used, dtype=np.int8) + offset) % FOLDS, len(labels))
-    return torch.from_numpy(fold)
+    return fold

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
+import numpy as np
 import typer
 from rich import box
 from rich.console import Console
@@ -152,7 +152,7 @@ def apply(
         raise FedCalError(f"{file}: --own needs a column `site`; or say --client NAME for all rows")
     logits, named = rows.logits, parse_classes(classes)
     names = calibration.classes if named is None else check_classes(named, logits.shape[1]).tolist()
-    calibrated = torch.empty_like(logits)
+    calibrated = np.empty_like(logits)
     for site, chosen in rows.by_site("").items() if own else [(client, slice(None))]:
         calibrated[chosen] = calibration.predict_proba(logits[chosen], site, probs=False)
     write_probs(out_file, calibrated, names, rows)

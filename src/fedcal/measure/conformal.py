@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import as_array
 from fedcal.base.checks import check_labels, check_probs, check_value, check_whole
 from fedcal.errors import FedCalError, unknown
 from fedcal.measure.reliability import find_bins
@@ -56,7 +55,7 @@ class Score:
             probs: (N, K) calibrated probabilities.
             u: (N,) uniform random numbers, to randomise aps and raps: their sets get smaller.
         """
-        p = check_probs(probs).double().numpy()
+        p = check_probs(probs).astype(float)
         if self.kind == "lac":
             return np.clip(1 - p, 0.0, 1.0)
         order = np.argsort(-p, axis=1, kind="stable")
@@ -108,7 +107,7 @@ class ConformalHistogram:
         """
         score, probs = score or Score(), check_probs(probs)
         labels = check_labels(labels, *probs.shape)
-        own = np.take_along_axis(score.of(probs, u), labels.numpy()[:, None], axis=1)[:, 0]
+        own = np.take_along_axis(score.of(probs, u), labels[:, None], axis=1)[:, 0]
         edges = score.edges(probs.shape[1], n_bins)
         return cls(score, probs.shape[1], edges, np.bincount(find_bins(own, edges), minlength=len(edges) - 1))
 
@@ -140,7 +139,7 @@ class ConformalHistogram:
         return float(self.edges[1 + np.searchsorted(np.cumsum(self.count), max(rank, 1))])
 
 
-def predict_sets(probs: Any, threshold: float, score: Score | None = None, u: Any = None) -> Tensor:
+def predict_sets(probs: Any, threshold: float, score: Score | None = None, u: Any = None) -> np.ndarray:
     """The prediction sets as booleans, (N, K). A set is empty where no class's score is low enough.
 
     Args:
@@ -149,7 +148,7 @@ def predict_sets(probs: Any, threshold: float, score: Score | None = None, u: An
         score: the histogram's score.
         u: (N,) uniform random numbers, where the histogram had some.
     """
-    return torch.from_numpy((score or Score()).of(probs, u) <= threshold)
+    return (score or Score()).of(probs, u) <= threshold
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class SetTally:
     size: float
 
     @classmethod
-    def of(cls, sets: Tensor, labels: Any, weights: Any = None) -> SetTally:
+    def of(cls, sets: Any, labels: Any, weights: Any = None) -> SetTally:
         """Tally prediction sets.
 
         Args:
@@ -169,10 +168,11 @@ class SetTally:
             labels: (N,) column numbers.
             weights: (N,) weights of the samples; 1 each if not given.
         """
-        labels = check_labels(labels, sets.shape[0], sets.shape[1])
-        w = torch.ones(len(labels), dtype=torch.float64) if weights is None else torch.as_tensor(weights).double()
-        covered = sets.gather(1, labels[:, None])[:, 0].double()
-        return cls(float(w.sum()), float(w @ covered), float(w @ sets.sum(1).double()))
+        sets = as_array(sets)
+        labels = check_labels(labels, *sets.shape)
+        w = np.ones(len(labels)) if weights is None else as_array(weights).astype(float)
+        covered = sets[np.arange(len(labels)), labels]
+        return cls(float(w.sum()), float(w @ covered), float(w @ sets.sum(1)))
 
     def __add__(self, other: SetTally) -> SetTally:
         return SetTally(self.n + other.n, self.covered + other.covered, self.size + other.size)

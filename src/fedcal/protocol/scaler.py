@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedcal.base import schema
+from fedcal.base.arrays import Array, Params, tensor
 from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs
 from fedcal.base.labels import check_classes
-from fedcal.base.logits import Params, by_rows, ordered_softmax
+from fedcal.base.logits import by_rows, ordered_softmax
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, counted, unknown
@@ -76,15 +76,17 @@ class Scaler:
         """
         return self._by_rows(ordered_softmax, logits, client, probs)
 
+    @np.errstate(all="ignore")  # a lift that does not fit is replaced by one that does
     def _by_rows(
-        self, then: Callable[[Tensor], Tensor], scores: Any, client: str | int | None, probs: bool | None
-    ) -> Tensor | np.ndarray:
+        self, then: Callable[[Array], Array], scores: Any, client: str | int | None, probs: bool | None
+    ) -> Any:
         """What `then` makes of calibrated logits: a tensor where the user gave one, on its device; else an array."""
         logits, personal = self._logits(scores, probs), self.personal_of(client)
-        found = by_rows(lambda block: then(self.method.apply_personal(self.params, personal, block.double())), logits)
-        return found.to(scores.device) if isinstance(scores, Tensor) else found.numpy()
+        method, params = self.method, self.params
+        found = by_rows(lambda z: then(method.apply_personal(params, personal, z.astype(float, copy=False))), logits)
+        return tensor(found).to(scores.device) if hasattr(scores, "detach") else found
 
-    def _logits(self, scores: Any, probs: bool | None) -> Tensor:
+    def _logits(self, scores: Any, probs: bool | None) -> Array:
         """The logits that the method takes, of as many classes as it was fitted on."""
         kind = self.probs if probs is None else check_kind(probs)
         logits = as_logits(scores, kind)
@@ -106,7 +108,7 @@ class Scaler:
             raise FedCalError(f"{unknown('client', str(client), self.personal)}; leave it out for the global scaler")
         return self.personal.get(str(client), {}) if client is not None else {}
 
-    def check_width(self, logits: Tensor) -> None:
+    def check_width(self, logits: Any) -> None:
         """Refuse logits of another number of classes.
 
         Args:
@@ -128,7 +130,7 @@ class Scaler:
             labels: of the same; may be left out for fedcal-plus.
             probs: as for `apply`.
         """
-        scores = self._logits(logits, probs).double()
+        scores = self._logits(logits, probs).astype(float, copy=False)
         if labels is not None:
             labels = check_labels(labels, len(scores), scores.shape[1], classes=self.classes or None)
         self.personal[str(client)] = self.method.personal(self.params, {}, scores, labels)

@@ -14,9 +14,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
 
-from fedcal.base.checks import as_tensor
+from fedcal.base.arrays import as_array
+from fedcal.base.checks import check_array
 from fedcal.base.labels import as_labels
 from fedcal.data.samples import name_clients
 from fedcal.errors import FedCalError
@@ -83,7 +83,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         """
         options = self._options()
         pairs = self._clients(X, y, groups)
-        first = as_tensor(next(iter(pairs.values()))[0], "logits")
+        first = check_array(next(iter(pairs.values()))[0], "logits")
         width = first.shape[1] if first.ndim == 2 else 1
         found = _labels_of(pairs)
         known = found if self.classes is None and len(found) == max(width, 2) else self.classes
@@ -193,7 +193,7 @@ def _column(values: Any) -> Any:
 
 def _array(values: Any) -> Any:
     """A tensor as an array; anything else as it is."""
-    if not isinstance(values, Tensor):
+    if not hasattr(values, "detach"):
         return values
-    values = values.detach().cpu()
-    return (values.double() if values.is_floating_point() else values).numpy()
+    found = as_array(values)
+    return found.astype(float) if found.dtype.kind == "f" else found

@@ -15,13 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from torch import Tensor, nn
 
+from fedcal.base.arrays import Array, Params
 from fedcal.base.checks import as_logits, check_kind, check_labels
 from fedcal.base.labels import check_classes
-from fedcal.base.logits import Params
 from fedcal.base.store import nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
@@ -49,6 +48,8 @@ from fedcal.transport.flower.records import (
 from fedcal.transport.flower.secure_node import Sums, check_large_enough, reply_to_stages
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedcal.data.samples import Samples
     from fedcal.measure.views import Measured
 
@@ -134,9 +135,9 @@ def shares_scores(context: Context, policy: Policy, share_scores: bool) -> bool:
 def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
     """Return the same function, with logits for probabilities and columns for labels."""
 
-    def samples(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
+    def samples(arrays: ArrayRecord, context: Context, split: str) -> tuple[Array, Array]:
         scores, labels = logits(arrays, context, split)
-        found = as_logits(scores, probs).double()
+        found = as_logits(scores, probs).astype(float, copy=False)
         named = None if classes is None else check_classes(classes, found.shape[1])
         return found, check_labels(labels, len(found), found.shape[1], classes=named)
 
@@ -159,7 +160,9 @@ def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]
         FedCalError: from that function, where a method fits on training data.
     """
 
-    def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
+    def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Any, Any]:
+        import torch
+
         if split == "train":
             raise FedCalError("this method fits on training data: give calibration_mod a function of your own for them")
         net = model()
@@ -258,13 +261,13 @@ class Node:
         return Sums(example_reply(plan.method, plan.n_classes, request.query), reply.content, reply.n, openly)
 
     def _measured_sums(self) -> Sums:
-        from fedcal.transport.flower.measured import measured_tensors
+        from fedcal.transport.flower.measured import measured_arrays
 
         measured = self._measure()
         if isinstance(measured, Reply):
             openly = pack_reply(replace(measured, content={}, n=0, notes={}), self.name)
-            return Sums({VALUES: torch.zeros_like(measured.content[VALUES])}, measured.content, 1, openly)
-        sums = measured_tensors(self.name, measured)
+            return Sums({VALUES: np.zeros_like(measured.content[VALUES])}, measured.content, 1, openly)
+        sums = measured_arrays(self.name, measured)
         return Sums(sums, sums, measured.pooled(VIEWS[0]).n)
 
     def _reply(self, plan: Plan, request: Request, samples: Samples) -> ConfigRecord:
@@ -292,7 +295,7 @@ class Node:
             plan.method.apply_personal(scaler.params, personal, logits),
         )
         if privacy := self.policy.privacy or asked:
-            views = Prepared(lambda: (torch.cat(applied, 1), labels))
+            views = Prepared(lambda: (np.concatenate(applied, 1), labels))
             return self._measure_privately(plan, views, privacy, personal)
         return Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
 
@@ -375,6 +378,6 @@ class Node:
         return Path(str(folder)) / f"{self.name}.safetensors" if folder else None
 
 
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+def _pair(batch: Any) -> tuple[Any, Any]:
     x, y = batch.values() if isinstance(batch, dict) else batch
     return x, y
