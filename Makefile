@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test oldest lint bench lock clean
+.PHONY: demo test docs tutorials oldest lint bench lock clean
 
 demo: .venv/demo
 	$(BIN)/fedcal run --data digits --model cnn --clients 10 --beta 0.3 --rounds 30 --cal-fraction 0.2 --out runs/demo --overwrite
@@ -13,6 +13,15 @@ test: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(MAKE) --no-print-directory docs
+
+# The documentation site, as files in site/: open site/index.html.
+docs: .venv/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Run the pages' code and write its output and pictures into them.
+tutorials: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/pages.py
 
 # With the oldest Flower that strategy and mod support, and the oldest that `fedcal federate` does.
 oldest: .venv/flower-1.22.0 .venv/flower-1.26.1
@@ -41,7 +50,7 @@ bench: .venv/dev
 
 # What CI installs, resolved anew: needs uv. Put netcal back by hand.
 lock:
-	uv pip compile pyproject.toml --extra dev --extra onnx --extra flower -c constraints.txt --python-version 3.11 --torch-backend cpu \
+	uv pip compile pyproject.toml --extra dev --extra docs --extra onnx --extra flower -c constraints.txt --python-version 3.11 --torch-backend cpu \
 	  --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links --no-emit-package torch -o requirements-dev.lock
 
 # An environment that differs from .venv in Flower alone.
@@ -52,4 +61,4 @@ lock:
 	mv $@/rest.pth $@/lib/python3*/site-packages/
 
 clean:
-	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv runs site .pytest_cache .ruff_cache .hypothesis

@@ -75,7 +75,8 @@ def test_the_diffs_apply_and_what_they_add_works(tmp_path: Path) -> None:
     assert len(DIFFS) == 3
     for name in ("src", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "pyproject.toml"):
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "pyproject.toml", "docs/map.md", "docs/methods.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     alone = os.environ | {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent), "PYTHONPATH": str(tmp_path / "src")}
     for diff in DIFFS:

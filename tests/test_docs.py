@@ -12,9 +12,11 @@ import typer
 from fedcal.cli.main import app
 from fedcal.data import DATASETS
 from fedcal.methods import METHODS, get_method
+from pages import executed, pictures, run_page
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAP = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
@@ -30,10 +32,10 @@ def commands() -> list[str]:
 
 
 def map_of_files() -> list[str]:
-    """The paths of the README's last text block, an indented tree; folders end in a slash."""
+    """The paths of the text block in docs/map.md, an indented tree; folders end in a slash."""
     paths: list[str] = []
     parents: list[tuple[int, str]] = []
-    for line in blocks(README, "text")[-1].splitlines():
+    for line in blocks(MAP, "text")[-1].splitlines():
         indent, name = len(line) - len(line.lstrip()), line.split()[0]
         parents = [(depth, folder) for depth, folder in parents if depth < indent]
         path = (parents[-1][1] if parents else "") + name
@@ -43,10 +45,20 @@ def map_of_files() -> list[str]:
     return paths
 
 
-@pytest.mark.parametrize("number", range(len(blocks(README, "python"))))
-def test_python_snippets_run(number, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    exec(compile(blocks(README, "python")[number], f"README.md, snippet {number}", "exec"), {"__name__": "readme"})
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", executed(), ids=name_of)
+def test_pages_run_and_print_what_they_show(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    assert run_page(page, tmp_path) == page.read_text(encoding="utf-8"), "make tutorials writes the output into the page"
+    for name in pictures(page):
+        assert (tmp_path / name).is_file() and (ROOT / "docs" / "images" / page.stem / name).is_file(), name
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 160
 
 
 @pytest.mark.parametrize("line", commands())
@@ -71,7 +83,7 @@ def test_first_lines_hold_the_two_commands():
 
 def test_map_names_only_what_exists():
     missing = [path for path in map_of_files() if not (ROOT / path).exists()]
-    assert not missing, f"named in the README's map, but not there: {missing}"
+    assert not missing, f"named in docs/map.md, but not there: {missing}"
 
 
 def test_map_names_every_source_file():
@@ -83,21 +95,22 @@ def test_map_names_every_source_file():
         said_by_folder = path.name == "__init__.py" and name.removesuffix(path.name) in paths
         if name not in paths and not said_by_folder and not any(name.startswith(folder) for folder in closed):
             absent.append(name)
-    assert not absent, f"not in the README's map: {absent}"
+    assert not absent, f"not in docs/map.md: {absent}"
 
 
 def test_every_method_is_in_the_table():
-    assert [name for name in METHODS if f"| `{name}` |" not in README] == []
+    table = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    assert [name for name in METHODS if f"| `{name}` |" not in table] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     local = [target for target in targets if "://" not in target]
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name_of)
 def test_files_that_pages_name_exist(page):
     """Python files in backticks, with their folder: from the root, or from src/fedcal."""
     named = re.findall(r"`(?:python )?([\w./-]+/[\w-]+\.py)\b[^`]*`", page.read_text(encoding="utf-8"))

@@ -10,7 +10,14 @@ UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode's kinds of characters that st
 
 
 class FedCalError(ValueError):
-    """Bad input or a bad state of files: one line that says what is wrong, where, and what to do."""
+    """Bad input or a bad state of files: one line that says what is wrong, where, and what to do.
+
+    Examples:
+        >>> import fedcal
+        >>> fedcal.calibrate([([[2.0, 1.0]], [0])], method="fedcal-puls")
+        Traceback (most recent call last):
+        fedcal.errors.FedCalError: unknown method 'fedcal-puls': did you mean 'fedcal-plus'?
+    """
 
     def __init__(self, message: str) -> None:
         # A path, a column's name or another library's words may hold a newline, or codes that steer a terminal.
@@ -18,7 +25,18 @@ class FedCalError(ValueError):
 
 
 class FedCalWarning(UserWarning):
-    """Something that works, but probably not as it was meant."""
+    """Something that works, but probably not as it was meant.
+
+    Examples:
+        Logits that look like probabilities, and nobody said which they are:
+
+        >>> import fedcal, warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     scaler = fedcal.calibrate([([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]], [0, 1, 1])], "fed-ts")
+        >>> caught[0].category.__name__
+        'FedCalWarning'
+    """
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:

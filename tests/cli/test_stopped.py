@@ -47,17 +47,20 @@ def test_it_says_what_is_kept(tmp_path, monkeypatch, capsys, words, where, kept)
     assert kept.format(tmp_path / "out") in said
 
 
-def test_from_the_first_moment_on():
-    """While PyTorch is still being imported."""
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_from_the_first_moment_on(module):
+    """While modules are still being imported: those of the command line, and PyTorch."""
     script = """
 import os, signal, sys
 class Stop:
     def find_spec(self, name, path=None, target=None):
-        if name == "torch":
+        if name == "NAME":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Stop())
 from fedcal.cli.entry import main
 main(["methods"])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.stderr == "fedcal: stopped; nothing was written\n" and done.returncode != 0
+    done = subprocess.run(
+        [sys.executable, "-c", script.replace("NAME", module)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == "fedcal: stopped; nothing was written\n" and done.returncode == 130

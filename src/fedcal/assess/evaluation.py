@@ -104,9 +104,6 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate probabilities at every site, from sums that add over sites: discrimination, calibration and decisions.
 
-    >>> result = fedcal.evaluate({"a": (logits_a, labels_a), "b": (logits_b, labels_b)})
-    >>> result.pooled["auroc"]                        # {"value": 0.84, "low": 0.81, "high": 0.87}
-
     Args:
         sites: each site's (N, K) logits and (N,) labels; a mapping names them. The model, and the scaler, should not have
             seen these samples. (N,) scores are of two classes.
@@ -124,6 +121,17 @@ def evaluate(
 
     Raises:
         FedCalError: where an argument or a site's samples are not as they should be.
+
+    Examples:
+        >>> import fedcal, numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> score = rng.normal(size=(2, 400))  # of two sites and two classes
+        >>> ill = rng.random(score.shape) < 1 / (1 + np.exp(-score))
+        >>> result = fedcal.evaluate({"north": (score[0], ill[0].astype(int)), "south": (score[1], ill[1].astype(int))})
+        >>> {name: round(value, 2) for name, value in result.pooled["auroc"].items()}
+        {'value': 0.72, 'low': 0.68, 'high': 0.75}
+        >>> list(result.sites)
+        ['north', 'south']
     """
     kind = check_kind(probs if probs is not None or scaler is None else scaler.probs)
     known = classes if classes is not None or scaler is None else scaler.classes or None

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from fedcal.base.arrays import Params
 from fedcal.base.codec import pack, parse_json, seal, unpack, unseal
+from fedcal.base.limits import MOST_BYTES
 from fedcal.errors import FedCalError
 
 T = TypeVar("T")
 
 RESULTS_SCHEMA = 2  # of results.json, which a run writes and a report reads
-MOST_BYTES = 2 << 30  # of a file that is read whole, and of the numbers that a user's file may come to
 
 
 def write_bytes(path: Path, data: bytes, private: bool = False) -> None:

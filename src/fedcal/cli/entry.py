@@ -14,5 +14,6 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         from fedcal.cli.main import main as start
     except KeyboardInterrupt:
-        sys.exit("fedcal: stopped; nothing was written")
+        print("fedcal: stopped; nothing was written", file=sys.stderr)
+        sys.exit(130)  # 128 and SIGINT's number, as of any command that the user stops
     start(arguments)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcal.base.store import MOST_BYTES, check_outputs
-from fedcal.cli.logits import Classes, Files, Kind, MaxBytes, kind_of, out, parse_classes, print_table
+from fedcal.base.limits import MOST_BYTES
+from fedcal.cli.logits import out, print_table
+from fedcal.cli.options import ADVANCED, Classes, Files, Kind, MaxBytes, kind_of, parse_classes
 from fedcal.cli.start import safe
 from fedcal.errors import FedCalError
 
@@ -32,7 +33,9 @@ Tables = Annotated[
     Path | None,
     typer.Option(metavar="PATH", help="Also write TRIPOD+AI tables: a .md, .tex or .csv, or a folder for all three."),
 ]
-MinCount = Annotated[int, typer.Option(help="Hide results of fewer samples; 0 hides nothing.")]
+MinCount = Annotated[
+    int, typer.Option(help="Hide results of fewer samples; 0 hides nothing.", rich_help_panel=ADVANCED)
+]
 
 
 def evaluate(
@@ -110,6 +113,7 @@ def check_written(
     json_file: Path | None, report: Path | None, tables: Path | None, inputs: Iterable[Path | None]
 ) -> None:
     """Refuse tables of another kind, and outputs over what is read or over each other; asked before any work is done."""
+    from fedcal.base.store import check_outputs
     from fedcal.report.evaluation_tables import table_files
 
     read = list(inputs)

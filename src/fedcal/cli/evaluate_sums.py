@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fedcal.base.store import MOST_BYTES, check_outputs
+from fedcal.base.limits import MOST_BYTES
 from fedcal.cli.evaluate_files import Column, JsonFile, MinCount, Report, Tables, Threshold, check_written, write_all
 from fedcal.cli.exchange import File, Name, client_app, server_app
-from fedcal.cli.logits import Classes, Kind, MaxBytes, kind_of, out, parse_classes
+from fedcal.cli.logits import out
+from fedcal.cli.options import Classes, Kind, MaxBytes, kind_of, parse_classes
 from fedcal.cli.start import safe
 from fedcal.errors import FedCalError, printable, unknown
 
@@ -37,6 +38,7 @@ def client_evaluate(
     from fedcal.assess.groups import check_groups
     from fedcal.assess.message import Asked, SiteMessage
     from fedcal.assess.sums import all_thresholds
+    from fedcal.base.store import check_outputs
     from fedcal.data.logit_files import read_sites
     from fedcal.protocol import Scaler
     from fedcal.transport.files.evaluation import write_sums

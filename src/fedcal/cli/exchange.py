@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcal.base.store import MOST_BYTES, check_outputs
-from fedcal.cli.logits import Classes, Kind, MaxBytes, Seed, Spec, kind_of, parse_classes
+from fedcal.base.limits import MOST_BYTES
+from fedcal.cli.options import ADVANCED, Classes, Kind, MaxBytes, Seed, Spec, kind_of, parse_classes
 from fedcal.errors import FedCalError, counted, printable
 from fedcal.methods import DEFAULT
 
@@ -27,7 +27,8 @@ Name = Annotated[
 State = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of what the site keeps between replies; it never leaves. (default: NAME.state beside its file)"
+        help="Folder of what the site keeps between replies; it never leaves. (default: NAME.state beside its file)",
+        rich_help_panel=ADVANCED,
     ),
 ]
 
@@ -35,7 +36,7 @@ State = Annotated[
 @server_app.command("start")
 def server_start(
     folder: Folder,
-    classes: Annotated[str, typer.Option(metavar="K | A,B,…", help="How many classes, or their labels in order.")],
+    classes: Annotated[str, typer.Option(metavar="K|A,B,...", help="How many classes, or their labels in order.")],
     sites: Annotated[str, typer.Option(help="Names of the sites, with commas between them.")],
     method: Spec = DEFAULT,
     seed: Seed = 0,
@@ -104,26 +105,42 @@ def client_reply(
     site: Name = None,
     state: State = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="The reply. (default: NAME-ROUND.safetensors beside the request)")
+        Path | None, typer.Option("--out", help="The reply. (default: beside the request, named by site and round)")
     ] = None,
     probs: Kind = None,
     classes: Classes = None,
     policy: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What this site tells at most, as JSON or TOML (docs/deploy.md)."),
+        typer.Option(
+            metavar="FILE",
+            help="What this site tells at most, as JSON or TOML (docs/deploy.md).",
+            rich_help_panel=ADVANCED,
+        ),
     ] = None,
     allow_pooling: Annotated[
-        bool, typer.Option("--allow-pooling", help="Allow a method that sends every logit and label.")
+        bool,
+        typer.Option(
+            "--allow-pooling", help="Allow a method that sends every logit and label.", rich_help_panel=ADVANCED
+        ),
     ] = False,
     min_count: Annotated[
-        int | None, typer.Option(help="Samples that a reply is about at least. (default: 5)", show_default=False)
+        int | None,
+        typer.Option(
+            help="Samples that a reply is about at least. (default: 5)", show_default=False, rich_help_panel=ADVANCED
+        ),
     ] = None,
     join: Annotated[
-        bool, typer.Option("--join", help="Join this federation too, where the site takes part in another one.")
+        bool,
+        typer.Option(
+            "--join",
+            help="Join this federation too, where the site takes part in another one.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = False,
     max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
     """Reply to a request of the server's from the site's own samples, as far as the site's policy allows."""
+    from fedcal.base.store import check_outputs
     from fedcal.data.logit_files import read_site
     from fedcal.protocol import Policy
     from fedcal.transport.files import read_request, reply
@@ -152,6 +169,7 @@ def client_finish(
     max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
     """Write the site's scaler: the global one, and its personal part. Also for a site that took no part."""
+    from fedcal.base.store import check_outputs
     from fedcal.data.logit_files import read_site
     from fedcal.protocol import Scaler
     from fedcal.transport.files import finish

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedcal.cli.logits import Seed, Spec
+from fedcal.cli.options import ADVANCED, Quiet, Seed, Spec
 from fedcal.cli.start import when_stopped
 from fedcal.errors import FedCalError
-from fedcal.methods import DEFAULT, Method, get_method
-from fedcal.protocol import Privacy
+from fedcal.methods import DEFAULT
+
+if TYPE_CHECKING:
+    from fedcal.methods import Method
 
 out = Console()
+PRIVACY = "Privacy"
 
 
 def federate(
@@ -30,34 +33,54 @@ def federate(
         int | None, typer.Option(help="SuperNodes (default: 3; natural clients: as many as there are).")
     ] = None,
     beta: Annotated[float, typer.Option(help="Dirichlet concentration: lower is more skewed.")] = 0.5,
-    model: Annotated[str | None, typer.Option(help="(default: as suits the data)")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.")] = None,
-    robust: Annotated[str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.")] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Differential privacy of each sample: ε (needs fedcal[privacy]).")
+    model: Annotated[str | None, typer.Option(help="Model. (default: as suits the data)")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.", rich_help_panel=ADVANCED)] = None,
+    robust: Annotated[
+        str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.", rich_help_panel=ADVANCED)
     ] = None,
-    delta: Annotated[float, typer.Option(help="Differential privacy: δ.")] = 1e-5,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Differential privacy of each sample: ε (needs fedcal\\[privacy]).", rich_help_panel=PRIVACY),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Differential privacy: δ.", rich_help_panel=PRIVACY)] = 1e-5,
     noise: Annotated[
         str | None,
         typer.Option(
-            help="Who adds the noise: central, local or distributed. (default: central; --secure: distributed)"
+            help="Who adds the noise: central, local or distributed. (default: central; --secure: distributed)",
+            rich_help_panel=PRIVACY,
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that nodes have for a round.")] = 120.0,
-    limit: Annotated[float, typer.Option(help="Seconds that the whole run may take.")] = 3600.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that nodes have for a round.", rich_help_panel=ADVANCED)
+    ] = 120.0,
+    limit: Annotated[
+        float, typer.Option(help="Seconds that the whole run may take.", rich_help_panel=ADVANCED)
+    ] = 3600.0,
     seed: Seed = 0,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Secure aggregation: the server sees sums over at least three nodes only.")
+        bool,
+        typer.Option(
+            "--secure",
+            help="Secure aggregation: the server sees sums over at least three nodes only.",
+            rich_help_panel=PRIVACY,
+        ),
     ] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Neither TLS nor node keys.")] = False,
-    keep_keys: Annotated[bool, typer.Option("--keep-keys", help="Leave certificates and node keys in --out.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Neither TLS nor node keys.", rich_help_panel=ADVANCED)
+    ] = False,
+    keep_keys: Annotated[
+        bool, typer.Option("--keep-keys", help="Leave certificates and node keys in --out.", rich_help_panel=ADVANCED)
+    ] = False,
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What nodes tell at most, as JSON or TOML (docs/deploy.md).")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What nodes tell at most, as JSON or TOML (docs/deploy.md).", rich_help_panel=PRIVACY
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a real Flower federation on this machine: SuperLink, SuperNodes and the run as processes on loopback.
 
@@ -66,6 +89,7 @@ def federate(
     from fedcal.base.lock import locked
     from fedcal.data import DATASETS
     from fedcal.federate import launch
+    from fedcal.methods import get_method
     from fedcal.secure import divide, threshold
     from fedcal.simulate.config import Config
     from fedcal.simulate.runs import check_folder
@@ -108,6 +132,8 @@ def privacy_options(epsilon: float, delta: float, where: Any, nodes: int | None,
     Raises:
         FedCalError: one is out of its bounds, or the method has no private form.
     """
+    from fedcal.protocol import Privacy
+
     privacy = Privacy(epsilon, delta, where=where, nodes=nodes if where == "distributed" else None)
     privacy.check(method)
     return asdict(privacy)

@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from fedcal.base.lock import locked
-from fedcal.base.store import MOST_BYTES, check_outputs
+from fedcal.base.limits import MOST_BYTES
+from fedcal.cli.options import Classes, Files, Kind, MaxBytes, Quiet, Seed, Spec, kind_of, parse_classes
 from fedcal.cli.start import safe
 from fedcal.errors import FedCalError
-from fedcal.methods import DEFAULT, get_method
+from fedcal.methods import DEFAULT
 
 out = Console()
-Kind = Annotated[
-    bool | None,
-    typer.Option(
-        "--probs/--logits", help="What arrays or columns of other names hold. (default: what their names say)"
-    ),
-]
-Spec = Annotated[
-    str,
-    typer.Option(
-        "--method",
-        metavar="NAME[:OPTION=VALUE,…]",
-        help="Calibration method, perhaps with options, such as fedcal-plus:accuracy=keep (see `fedcal methods`).",
-    ),
-]
-Files = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="One .npz, .csv or .parquet per site, or with a column `site`.")
-]
-Classes = Annotated[
-    str | None,
-    typer.Option(
-        "--classes",
-        metavar="A,B,…",
-        help="The label of each column, in order, where labels are not 0, 1, …. (default: strings are sorted)",
-    ),
-]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]
-MaxBytes = Annotated[
-    int,
-    typer.Option(
-        "--max-bytes",
-        envvar="FEDCAL_MAX_BYTES",
-        min=1,
-        help="Refuse a file whose numbers would take more memory. (default: 2 GiB)",
-        show_default=False,
-        show_envvar=False,
-    ),
-]
 
 
 def calibrate(
@@ -67,7 +26,7 @@ def calibrate(
     seed: Seed = 0,
     max_bytes: MaxBytes = MOST_BYTES,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Calibrate from files: each one a client, with logits and labels that the model was not trained on.
 
@@ -75,11 +34,13 @@ def calibrate(
 
     Every figure is of a fifth of each client's samples, held out of a first fit; the scaler is then fitted on all.
     """
-    from fedcal.base.store import write_json
+    from fedcal.base.lock import locked
+    from fedcal.base.store import check_outputs, write_json
     from fedcal.cli import calibrate_files
     from fedcal.cli.progress import fitting
     from fedcal.data.logit_files import read_sites
     from fedcal.data.samples import name_columns
+    from fedcal.methods import get_method
     from fedcal.report.sites import table_row
     from fedcal.report.words import difference
 
@@ -138,7 +99,10 @@ def apply(
 
     Labels and sites that the file has are passed on.
     """
+    import numpy as np
+
     from fedcal.base.labels import check_classes
+    from fedcal.base.store import check_outputs
     from fedcal.data.logit_files import check_output, read_rows, write_probs
     from fedcal.protocol import Scaler
 
@@ -159,20 +123,10 @@ def apply(
     out.print(f"{len(logits)} samples: [bold]{safe(out_file)}[/bold]", soft_wrap=True)
 
 
-def parse_classes(text: str | None) -> list[Any] | None:
-    """`a,b,c` as a list; numbers, where all are."""
-    if text is None:
-        return None
-    names = [name.strip() for name in text.split(",")]
-    return [int(name) for name in names] if all(re.fullmatch(r"-?\d+", name) for name in names) else names
-
-
-def kind_of(probs: bool | None) -> Any:
-    """What --probs and --logits say."""
-    return None if probs is None else "probs" if probs else "logits"
-
-
 def print_table(rows: list[list[str]]) -> None:
+    from rich import box
+    from rich.table import Table
+
     from fedcal.report.sites import COLUMNS
 
     if rows:

@@ -48,6 +48,13 @@ def accuracy(probs: Any, labels: Any, *, classes: Any = None) -> float:
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
+
+    Examples:
+        >>> import fedcal
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
+        >>> labels = [0, 0, 1, 1]
+        >>> fedcal.accuracy(probs, labels)
+        0.75
     """
     probs, labels = _checked(probs, labels, classes)
     return float((probs.argmax(1) == labels).mean())
@@ -64,6 +71,13 @@ def top_k(scores: Any, labels: Any, k: int = 3, *, classes: Any = None) -> float
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
+
+    Examples:
+        >>> import fedcal
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
+        >>> labels = [0, 0, 1, 1]
+        >>> fedcal.top_k(probs, labels, k=1)
+        0.75
     """
     scores = _checked_scores(scores)
     labels = check_labels_alone(labels, len(scores), scores.shape[1], classes)
@@ -100,6 +114,13 @@ def nll(probs: Any, labels: Any, *, classes: Any = None) -> float:
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
+
+    Examples:
+        >>> import fedcal
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
+        >>> labels = [0, 0, 1, 1]
+        >>> round(fedcal.nll(probs, labels), 3)
+        0.4
     """
     probs, labels = _checked(probs, labels, classes)
     return float(-log_probs(_of_label(probs, labels)).mean())
@@ -115,6 +136,13 @@ def brier(probs: Any, labels: Any, *, classes: Any = None) -> float:
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
+
+    Examples:
+        >>> import fedcal
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
+        >>> labels = [0, 0, 1, 1]
+        >>> round(fedcal.brier(probs, labels), 3)
+        0.25
     """
     probs, labels = _checked(probs, labels, classes)
     return float(squared_error(probs.astype(float), labels).mean())
@@ -140,6 +168,13 @@ def ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> fl
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
+
+    Examples:
+        >>> import fedcal
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
+        >>> labels = [0, 0, 1, 1]
+        >>> round(fedcal.ece(probs, labels), 3)
+        0.3
     """
     return _top_bins(probs, labels, n_bins, classes).ece()
 
@@ -155,6 +190,13 @@ def mce(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> fl
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
+
+    Examples:
+        >>> import fedcal
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
+        >>> labels = [0, 0, 1, 1]
+        >>> round(fedcal.mce(probs, labels), 3)
+        0.6
     """
     return _top_bins(probs, labels, n_bins, classes).mce()
 
@@ -170,6 +212,13 @@ def equal_mass_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = 
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
+
+    Examples:
+        >>> import fedcal
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
+        >>> labels = [0, 0, 1, 1]
+        >>> round(fedcal.equal_mass_ece(probs, labels, n_bins=2), 3)
+        0.15
     """
     confidence, correct = top_label(*_checked(probs, labels, classes))
     equal_width(n_bins)  # checks n_bins
@@ -189,6 +238,13 @@ def classwise_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = N
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
+
+    Examples:
+        >>> import fedcal
+        >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
+        >>> labels = [0, 0, 1, 1]
+        >>> round(fedcal.classwise_ece(probs, labels), 3)
+        0.3
     """
     return float(np.mean([one.ece() for one in classwise(*_checked(probs, labels, classes), n_bins)]))
 

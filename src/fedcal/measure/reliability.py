@@ -32,7 +32,22 @@ def equal_width(n_bins: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Sums over the samples in each confidence bin. `a + b` is the reliability of both sets of samples together."""
+    """Sums over the samples in each confidence bin. `a + b` is the reliability of both sets of samples together.
+
+    Examples:
+        Two clients send sums of constant size; the server adds them up.
+
+        >>> import fedcal, numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> probs = rng.dirichlet(np.full(4, 0.3), size=1000)
+        >>> labels = (rng.random((1000, 1)) > probs.cumsum(1)).sum(1)  # drawn from the probabilities: calibrated
+        >>> a, b = (fedcal.Reliability.of(probs[part], labels[part]) for part in (slice(300), slice(300, None)))
+        >>> a + b == fedcal.Reliability.of(probs, labels)
+        True
+        >>> print(f"ECE {(a + b).ece():.3f}, noise floor {(a + b).floor():.3f}")
+        ECE 0.031, noise floor 0.033
+        >>> low, high = (a + b).interval()  # 95 % interval of the population's ECE
+    """
 
     edges: np.ndarray  # (B + 1,) float64
     count: np.ndarray  # (B,) samples

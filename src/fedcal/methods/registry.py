@@ -36,5 +36,12 @@ _ALL: tuple[Method, ...] = (
     FedCalPlus(),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
+"""All methods by name, in the order of the tables.
 
-DEFAULT = "fedcal-plus"  # the best of them, wherever no method is named
+Examples:
+    >>> import fedcal
+    >>> list(fedcal.METHODS)[:4]
+    ['uncal', 'val-ts', 'ens', 'avg-t']
+    >>> fedcal.METHODS["fed-ts"].leaves
+    'two sums: slope and curvature'
+"""

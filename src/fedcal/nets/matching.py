@@ -25,6 +25,17 @@ def match(params: Net, to: Net) -> Perms:
 
     Returns:
         The permutation of each hidden layer of `params`, for `permute`.
+
+    Examples:
+        >>> import fedcal, torch
+        >>> from fedcal.nets.matching import permute
+        >>> _ = torch.manual_seed(0)
+        >>> net = {"w1": torch.randn(3, 2), "b1": torch.randn(3), "w2": torch.randn(2, 3), "b2": torch.randn(2)}
+        >>> order = torch.tensor([2, 0, 1])  # the same net, its hidden units in another order
+        >>> other = net | {"w1": net["w1"][order], "b1": net["b1"][order], "w2": net["w2"][:, order]}
+        >>> back = permute(other, fedcal.match(other, to=net))
+        >>> all(torch.equal(back[name], net[name]) for name in net)
+        True
     """
     from scipy.optimize import linear_sum_assignment
 

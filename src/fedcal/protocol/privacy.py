@@ -55,6 +55,19 @@ class Privacy:
 
     Raises:
         FedCalError: a value is out of its bounds.
+
+    Examples:
+        What would ε = 4 per sample cost? The noise is never the same twice.
+
+        >>> import fedcal, numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> z = rng.normal(size=(4000, 3))
+        >>> labels = (z + rng.gumbel(size=z.shape)).argmax(1)
+        >>> privacy = fedcal.Privacy(epsilon=4, delta=1e-5)
+        >>> scaler = fedcal.calibrate([(3 * z[:2000], labels[:2000])], "fed-bias", privacy=privacy)
+        >>> as_it_is = np.exp(3 * z[2000:]) / np.exp(3 * z[2000:]).sum(1, keepdims=True)
+        >>> fedcal.nll(scaler.predict_proba(3 * z[2000:]), labels[2000:]) < fedcal.nll(as_it_is, labels[2000:])
+        True
     """
 
     epsilon: float

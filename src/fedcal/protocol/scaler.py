@@ -27,11 +27,21 @@ from fedcal.protocol.valid import SCALER, SCALER_HEADER, check_params, check_per
 
 @dataclass
 class Scaler:
-    """A global scaler, and personal ones of clients.
+    """A fitted scaler: the global one, and personal ones of clients. `fedcal.calibrate` returns it.
 
-    >>> scaler = fedcal.calibrate([(logits_a, labels_a), (logits_b, labels_b)])
-    >>> scaler.predict_proba(new_logits)               # for the federation
-    >>> scaler.predict_proba(new_logits, client=0)     # for its first client
+    Examples:
+        >>> import fedcal, numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> z = rng.normal(size=(200, 3))
+        >>> logits, labels = 3 * z, (z + rng.gumbel(size=z.shape)).argmax(1)
+        >>> scaler = fedcal.calibrate({"a": (logits[:100], labels[:100]), "b": (logits[100:], labels[100:])}, "avg-t")
+        >>> scaler
+        <Scaler avg-t: logits of 3 classes, 2 clients, 1 round, 8 bytes up and 16 down per client>
+        >>> scaler.predict_proba(logits[:2]).round(2).tolist()
+        [[0.3, 0.24, 0.46], [0.35, 0.21, 0.44]]
+        >>> scaler.save("scaler.safetensors")
+        >>> fedcal.Scaler.load("scaler.safetensors").personal.keys()
+        dict_keys(['a', 'b'])
     """
 
     method: Method

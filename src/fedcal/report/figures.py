@@ -81,7 +81,7 @@ def plot_reliability(
     fig = Figure(figsize=(2.9 * len(curves), 3.5), layout="constrained")
     axes = fig.subplots(2, len(curves), squeeze=False, sharex=True, sharey="row", height_ratios=(4, 1))
     for (top, bottom), curve in zip(axes.T, curves, strict=True):
-        _reliability_panel(top, curve, before)
+        draw_reliability(top, curve, before)
         # Most samples are in the last bin: on a linear scale the others would be invisible.
         bottom.stairs(curve.count, curve.edges, baseline=0.5, fill=True, color=MUTED, alpha=0.55)
         bottom.set(yscale="log", ylim=(0.7, None), xlabel="Confidence")
@@ -102,7 +102,8 @@ def plot_reliability(
     return fig, axes
 
 
-def _reliability_panel(ax: Axes, curve: Curve, before: Curve | None) -> None:
+def draw_reliability(ax: Axes, curve: Curve, before: Curve | None = None) -> None:
+    """Draw one reliability diagram on axes: accuracy in each bin, its gap to the confidence, and the band of noise."""
     ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
     ax.stairs(curve.high, curve.edges, baseline=curve.low, fill=True, color=NOISE, alpha=0.5)
     ax.stairs(curve.accuracy, curve.edges, baseline=curve.confidence, fill=True, color=GAP, alpha=0.3)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcal.measure.reliability import Reliability
 from fedcal.report.results import Results
 
 Floats = NDArray[np.float64]
@@ -35,6 +36,16 @@ class Curve:
     def in_band(self) -> NDArray[np.bool_]:
         """The bins whose gap may be sampling noise."""
         return (self.low <= self.accuracy) & (self.accuracy <= self.high)
+
+
+def curve_of(bins: Reliability, name: str) -> Curve:
+    """The reliability diagram of samples that were summed up in bins.
+
+    Args:
+        bins: the sums.
+        name: what was measured: a method, or a point in time.
+    """
+    return Curve(name, bins.ece(), bins.edges, bins.count.astype(np.float64), *bins.curve(), *bins.band())
 
 
 def prepare_reliability(results: Results, method: str) -> Curve:

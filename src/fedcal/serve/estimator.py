@@ -25,11 +25,7 @@ from fedcal.transport.memory import calibrate
 
 
 class FederatedCalibrator(ClassifierMixin, BaseEstimator):
-    """Calibrates a frozen model from what each client may tell of its logits and labels.
-
-    >>> calibrator = fedcal.FederatedCalibrator().fit({"siteA": (logits_a, y_a), "siteB": (logits_b, y_b)})
-    >>> calibrator.predict_proba(logits)                    # for the federation
-    >>> calibrator.predict_proba(logits, client="siteA")    # for one of its sites
+    """Federated calibration as a scikit-learn estimator: fit, predict, predict_proba, clone, get_params.
 
     Args:
         method: a name (see `fedcal methods`), or a name with options, such as "fedcal-plus:accuracy=keep".
@@ -47,6 +43,20 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         clients_: the names of the clients it was fitted on.
         n_features_in_: the number of columns.
         rounds_: the rounds that it took.
+
+    Examples:
+        >>> import fedcal, numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> y = rng.choice(["cat", "dog", "owl"], size=600)
+        >>> logits = 3 * (rng.normal(size=(600, 3)) + (y[:, None] == ["cat", "dog", "owl"]))
+        >>> site = np.repeat(["north", "south"], 300)
+        >>> calibrator = fedcal.FederatedCalibrator("fed-ts").fit(logits, y, groups=site)
+        >>> calibrator.clients_, calibrator.classes_.tolist()
+        (['north', 'south'], ['cat', 'dog', 'owl'])
+        >>> calibrator.predict(logits[:3]).tolist()
+        ['owl', 'dog', 'dog']
+        >>> calibrator.predict_proba(logits[:1], client="north").round(2).tolist()
+        [[0.29, 0.13, 0.58]]
     """
 
     def __init__(

@@ -42,6 +42,17 @@ class CalibratedModel(nn.Module):
         probs: whether the model returns probabilities; if not given, what the scaler was fitted on.
 
     Results have the type of what the model returns, float32 at least.
+
+    Examples:
+        >>> import fedcal, torch
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(8, 3)  # stands for your model
+        >>> x, labels = torch.randn(300, 8), torch.randint(3, (300,))
+        >>> scaler = fedcal.calibrate([(model(x).detach(), labels)], "fed-ts")
+        >>> calibrated = fedcal.CalibratedModel(model, scaler).eval()
+        >>> probs = calibrated(x)
+        >>> probs.shape, bool(torch.allclose(probs.sum(1), torch.ones(300)))
+        (torch.Size([300, 3]), True)
     """
 
     def __init__(
@@ -119,6 +130,14 @@ def export_onnx(calibrated: CalibratedModel, example: Tensor, path: str | Path) 
 
     Raises:
         FedCalError: a package is missing, an argument is not as it should be, or the difference is more than 1e-5.
+
+    Examples:
+        >>> import fedcal, torch
+        >>> _ = torch.manual_seed(0)
+        >>> model, x = torch.nn.Linear(8, 3), torch.randn(100, 8)
+        >>> scaler = fedcal.calibrate([(model(x).detach(), torch.randint(3, (100,)))], "fed-ts")
+        >>> fedcal.export_onnx(fedcal.CalibratedModel(model, scaler), x, "calibrated.onnx") < 1e-5
+        True
     """
     try:
         import onnxruntime

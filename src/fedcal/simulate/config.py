@@ -1,67 +1,98 @@
-"""One config: a frozen dataclass with the paper's setup as defaults. Every field is an option of `fedcal run`."""
+"""One config: a frozen dataclass with the paper's setup as defaults. Every field is an option of `fedcal run`.
+
+Its help is shown without PyTorch, which takes a second to import: so whatever needs that is imported where it is used.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from fedcal.base.checks import check_value
-from fedcal.data import DATASETS
-from fedcal.data.partition import PARTITIONS
 from fedcal.errors import FedCalError, unknown
-from fedcal.learn.models import MODELS
-from fedcal.methods import METHODS, Method, get_method, method_from_json, method_to_json, spec_of
+
+if TYPE_CHECKING:
+    from fedcal.methods import Method
 
 SCHEMA = 2  # of config.json and the checkpoints
+ADVANCED = "Advanced options"  # the part of the help for what few users need
 MACHINE = ("data_dir", "device", "engine", "precision", "slots", "threads")  # where a run happens, not what it is
 
 
 def _option(default: Any, help: str, group: str, **check: Any) -> Any:
     if check:
         check.setdefault("high", 10**9)  # of any number: infinity is more
-    return field(default=default, metadata={"help": help, "group": group, "rules": check})
+    metadata = {"help": help, "group": group, "rules": check}
+    return (
+        field(default_factory=default, metadata=metadata)
+        if callable(default)
+        else field(default=default, metadata=metadata)
+    )
+
+
+def _all_methods() -> tuple[str, ...]:
+    from fedcal.methods import METHODS
+
+    return tuple(METHODS)
 
 
 @dataclass(frozen=True)
 class Config:
-    """What a run is. `None` means: what suits the data set (filled in by `resolve`)."""
+    """What a run is. `None` means: what suits the data set (filled in by `resolve`).
+
+    Every field is an option of `fedcal run`, which explains it: `fedcal run --help`.
+
+    Examples:
+        >>> import fedcal
+        >>> config = fedcal.Config(data="heart", rounds=10, method=("uncal", "fedcal-plus:accuracy=keep"))
+        >>> config.method
+        ('uncal', 'fedcal-plus:accuracy=keep')
+        >>> fedcal.Config(rounds=0)
+        Traceback (most recent call last):
+        fedcal.errors.FedCalError: rounds must be at least 1, not 0
+    """
 
     # fmt: off
     data: str = _option("digits", "Data set (see `fedcal data list`).", "Data")
-    data_dir: str | None = _option(None, "Folder of the data files [env: FEDCAL_DATA; else the user's cache].", "Data")
+    data_dir: str | None = _option(None, "Folder of the data files [env: FEDCAL_DATA; else the user's cache].", ADVANCED)
     limit: int | None = _option(None, "Use that many training samples only (a fifth as many for testing).", "Data", low=1)
     partition: str | None = _option(None, "dirichlet, iid, shards or natural [default: natural where there is one, else dirichlet].", "Data")
     beta: float = _option(0.5, "Dirichlet concentration: lower is more skewed.", "Data", above=0)
     clients: int | None = _option(None, "Number of clients [default: 20; natural: as many as there are].", "Data", low=1)
-    classes_per_client: int = _option(2, "Classes a client holds (partition shards).", "Data", low=1)
-    cal_fraction: float = _option(0.1, "Share of a client's training data held out for calibration.", "Data", above=0, below=1)
-    min_samples: int = _option(10, "Training samples that every client has at least.", "Data", low=1)
+    classes_per_client: int = _option(2, "Classes a client holds (partition shards).", ADVANCED, low=1)
+    cal_fraction: float = _option(0.1, "Share of a client's training data held out for calibration.", ADVANCED, above=0, below=1)
+    min_samples: int = _option(10, "Training samples that every client has at least.", ADVANCED, low=1)
 
-    model: str | None = _option(None, f"{', '.join(MODELS)} [default: as suits the data].", "Learning")
-    algorithm: Literal["fedavg", "centralised"] = _option("fedavg", "fedavg, or one centralised model for comparison.", "Learning")
+    model: str | None = _option(None, "logistic, mlp, cnn, resnet14 or resnet32 [default: as suits the data].", "Learning")
+    algorithm: Literal["fedavg", "centralised"] = _option("fedavg", "fedavg, or one centralised model for comparison.", ADVANCED)
     rounds: int = _option(100, "Communication rounds R.", "Learning", low=1)
     clients_per_round: int | None = _option(None, "Clients m that take part in a round [default: 5, or all if fewer].", "Learning", low=1)
     epochs: int = _option(3, "Local epochs E.", "Learning", low=1)
     batch_size: int | None = _option(None, "Local batch size [default: 256; 32 for digits and heart].", "Learning", low=1)
     lr: float | None = _option(None, "Learning rate of local SGD [default: 0.01; 0.05 for digits and heart].", "Learning", above=0)
-    momentum: float = _option(0.0, "Momentum of local SGD.", "Learning", low=0, below=1)
-    weight_decay: float = _option(0.0, "Weight decay of local SGD.", "Learning", low=0)
-    prox_mu: float = _option(0.0, "FedProx's µ; 0 is FedAvg.", "Learning", low=0)
+    momentum: float = _option(0.0, "Momentum of local SGD.", ADVANCED, low=0, below=1)
+    weight_decay: float = _option(0.0, "Weight decay of local SGD.", ADVANCED, low=0)
+    prox_mu: float = _option(0.0, "FedProx's µ; 0 is FedAvg.", ADVANCED, low=0)
 
-    method: tuple[str, ...] = _option(tuple(METHODS), "Calibration method, perhaps with options: NAME or NAME:OPTION=VALUE,… (see `fedcal methods`); may be repeated [default: all].", "Calibration")
+    method: tuple[str, ...] = _option(_all_methods, "Calibration method, perhaps with options: NAME or NAME:OPTION=VALUE,... (see `fedcal methods`); may be repeated [default: all].", "Calibration")
 
-    n_bins: int = _option(15, "Bins of the ECE.", "Running", low=1, high=10_000)
+    n_bins: int = _option(15, "Bins of the ECE.", ADVANCED, low=1, high=10_000)
     seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0, high=2**63 - 1)
     device: str = _option("cpu", "cpu, cuda or cuda:N; calibration itself stays on the CPU.", "Running")
-    engine: Literal["auto", "reference"] = _option("auto", "auto (clients side by side: CUDA graphs on a GPU, threads on a CPU), or the plain reference loop.", "Running")
-    precision: Literal["bf16", "tf32", "fp32"] = _option("bf16", "Of training on a GPU, by the fast engine; a CPU computes in fp32.", "Running")
-    slots: int = _option(10, "Clients that train side by side on a GPU.", "Running", low=1, high=64)
-    threads: int | None = _option(None, "CPU threads [default: 1 for logistic and mlp, else PyTorch's choice].", "Running", low=1, high=1024)
-    checkpoint_every: int = _option(5, "Rounds between two checkpoints.", "Running", low=1)
+    engine: Literal["auto", "reference"] = _option("auto", "auto (clients side by side: CUDA graphs on a GPU, threads on a CPU), or the plain reference loop.", ADVANCED)
+    precision: Literal["bf16", "tf32", "fp32"] = _option("bf16", "Of training on a GPU, by the fast engine; a CPU computes in fp32.", ADVANCED)
+    slots: int = _option(10, "Clients that train side by side on a GPU.", ADVANCED, low=1, high=64)
+    threads: int | None = _option(None, "CPU threads [default: 1 for logistic and mlp, else PyTorch's choice].", ADVANCED, low=1, high=1024)
+    checkpoint_every: int = _option(5, "Rounds between two checkpoints.", ADVANCED, low=1)
     # fmt: on
 
     def __post_init__(self) -> None:
+        from fedcal.base.checks import check_value
+        from fedcal.data import DATASETS
+        from fedcal.data.partition import PARTITIONS
+        from fedcal.learn.models import MODELS
+        from fedcal.methods import get_method, spec_of
+
         hints = get_type_hints(type(self))
         for entry in fields(self):
             if entry.name != "method":
@@ -84,6 +115,8 @@ class Config:
 
     def resolve(self) -> Config:
         """Return the same config with every `None` that depends on the data filled in."""
+        from fedcal.data import DATASETS
+
         about = DATASETS[self.data]
         small = self.data in ("digits", "heart")
         known: dict[str, Any] = {
@@ -96,10 +129,14 @@ class Config:
 
     def methods(self) -> dict[str, Method]:
         """Return the methods asked for, by their specs."""
+        from fedcal.methods import get_method
+
         return {spec: get_method(spec) for spec in self.method}
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as it stands in config.json."""
+        from fedcal.methods import method_to_json
+
         return {"schema": SCHEMA, **asdict(self), "method": [method_to_json(m) for m in self.methods().values()]}
 
     @classmethod
@@ -116,6 +153,8 @@ class Config:
         Raises:
             FedCalError: a field is unknown or not as it should be, or the schema is another one.
         """
+        from fedcal.methods import method_from_json, spec_of
+
         if values.get("schema") != SCHEMA:
             raise FedCalError(
                 f"{source}: schema {values.get('schema')!r}, but this fedcal reads {SCHEMA}: run it again"

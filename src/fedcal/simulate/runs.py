@@ -69,6 +69,15 @@ def run(
 
     Raises:
         FedCalError: the folder holds another run, a file is damaged, or training diverged.
+
+    Examples:
+        >>> import fedcal
+        >>> config = fedcal.Config(data="synthetic", limit=600, clients=3, rounds=2, method=("uncal", "fed-ts"))
+        >>> results = fedcal.run(config)  # with out="runs/mine" the run folder is written
+        >>> sorted(results["methods"])
+        ['fed-ts', 'uncal']
+        >>> 0 < results["methods"]["fed-ts"]["global"]["ece"] < 1
+        True
     """
     config = config.resolve()
     if config.threads:

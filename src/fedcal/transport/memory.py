@@ -45,10 +45,6 @@ def calibrate(
 ) -> Scaler:
     """Calibrate a frozen model from each client's (logits, labels), as rounds between clients and a server would.
 
-    >>> scaler = fedcal.calibrate([(logits_a, labels_a), (logits_b, labels_b)], method="avg-t")
-    >>> scaler.predict_proba(new_logits)               # for the federation
-    >>> scaler.predict_proba(new_logits, client=0)     # for its first client
-
     Args:
         clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them. (N,) scores
             are of two classes: class 1 is the likelier, the higher its score.
@@ -72,6 +68,18 @@ def calibrate(
 
     Raises:
         FedCalError: where an argument or a client's samples are not as they should be.
+
+    Examples:
+        Two sites with a model that is too confident: its logits are three times as large as they should be.
+
+        >>> import fedcal, numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> z = rng.normal(size=(2, 500, 4))
+        >>> labels = (z + rng.gumbel(size=z.shape)).argmax(-1)
+        >>> scaler = fedcal.calibrate({"north": (3 * z[0], labels[0]), "south": (3 * z[1], labels[1])}, "fed-ts")
+        >>> scaler.predict_proba(3 * z[0]).round(2)[0].tolist()  # for the federation
+        [0.23, 0.18, 0.37, 0.22]
+        >>> own = scaler.predict_proba(3 * z[0], client="north")  # by a site's personal scaler
     """
     chosen = get_method(method, **options)
     kind = check_kind(probs)

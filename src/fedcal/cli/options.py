@@ -1,0 +1,69 @@
+"""Options that several commands share, and how their values are read. No command's help may wait for PyTorch.
+
+So modules of the command line import at their top only what help needs; a command imports the rest when it runs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcal.simulate.config import ADVANCED
+
+Kind = Annotated[
+    bool | None,
+    typer.Option(
+        "--probs/--logits", help="What arrays or columns of other names hold. (default: what their names say)"
+    ),
+]
+Spec = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="Calibration method, perhaps with options: NAME:OPTION=VALUE,... such as fedcal-plus:accuracy=keep "
+        "(see `fedcal methods`).",
+    ),
+]
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="One .npz, .csv or .parquet per site, or with a column `site`.")
+]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        "--classes",
+        metavar="A,B,...",
+        help="The label of each column, in order, where labels are not 0, 1, 2 and so on. (default: strings are sorted)",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.", rich_help_panel=ADVANCED)]
+MaxBytes = Annotated[
+    int,
+    typer.Option(
+        "--max-bytes",
+        envvar="FEDCAL_MAX_BYTES",
+        metavar="BYTES",
+        min=1,
+        help="Refuse a file whose numbers would take more memory. (default: 2 GiB)",
+        show_default=False,
+        show_envvar=False,
+        rich_help_panel=ADVANCED,
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
+
+
+def parse_classes(text: str | None) -> list[Any] | None:
+    """`a,b,c` as a list; numbers, where all are."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    return [int(name) for name in names] if all(re.fullmatch(r"-?\d+", name) for name in names) else names
+
+
+def kind_of(probs: bool | None) -> Any:
+    """What --probs and --logits say."""
+    return None if probs is None else "probs" if probs else "logits"
