@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedcal.base.arrays import tensors as tensors_of
 from fedcal.base.store import read_tensors, unnest, write_tensors
 from fedcal.data.samples import Samples
 from fedcal.learn.local import predict
@@ -45,7 +46,8 @@ class Recording:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        tensors, self.about = read_tensors(folder / "final.safetensors")
+        arrays, self.about = read_tensors(folder / "final.safetensors")
+        tensors = tensors_of(arrays)
         self.config = Config.from_dict(self.about["config"], str(folder))
         self.names: list[str] = self.about["clients"]
         self.train_counts = tensors["train_counts"]
@@ -58,7 +60,7 @@ class Recording:
 
     def round(self, number: int) -> dict[str, Samples]:
         """The logits of the clients of round 1, 2, … on their training samples, with the labels."""
-        tensors, _ = read_tensors(_round(self.folder, number))
+        tensors = tensors_of(read_tensors(_round(self.folder, number))[0])
         logits = {name.removesuffix(f"/{LOCAL}"): value for name, value in tensors.items()}
         return {name: (logits[name].double(), self.train_labels[name]) for name in self.names if name in logits}
 

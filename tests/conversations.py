@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedcal.methods import METHODS
 from fedcal.protocol import Client, Reply, Request, Server
 
-Samples = list[tuple[Tensor, Tensor]]
+Samples = list[tuple[np.ndarray, np.ndarray]]
 ROUNDS = 80  # of a conversation; by then every kind of request has been sent
 SPECS = [
     f"{name}:rounds={2 if not method.additive else 12}"
@@ -29,7 +27,7 @@ def make_samples(sizes: list[int], k: int, scale: float = 3.0, seed: int = 0) ->
     for n in sizes:
         y = rng.integers(k, size=n)
         z = scale * (rng.normal(size=(n, k)) + 1.5 * np.eye(k)[y])
-        found.append((torch.from_numpy(z), torch.from_numpy(y)))
+        found.append((z, y))
     return found
 
 

@@ -133,6 +133,6 @@ def test_coverage_and_size_add():
     sets = predict_sets(probs, 0.9)
     whole, parts = SetTally.of(sets, labels), SetTally.of(sets[:30], labels[:30]) + SetTally.of(sets[30:], labels[30:])
     assert whole == parts
-    assert whole.mean_size == pytest.approx(float(sets.sum(1).double().mean()))
-    assert whole.coverage == float(sets[torch.arange(100), labels].double().mean())
+    assert whole.mean_size == pytest.approx(float(sets.sum(1).mean()))
+    assert whole.coverage == float(sets[np.arange(100), labels].mean())
     assert math.isnan(SetTally.of(sets[:0], labels[:0]).coverage)

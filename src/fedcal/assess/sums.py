@@ -100,7 +100,7 @@ class ScoreSums:
         bins = total.bins
         for z, y in blocks(logits, labels):
             if len(y):
-                bins += total._add_block(z.astype(float, copy=False), y)
+                bins += total._add_block(z.astype(float, "C", copy=False), y)
         return replace(total, bins=bins)
 
     @classmethod

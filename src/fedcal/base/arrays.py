@@ -52,12 +52,10 @@ def tracing(x: Any) -> bool:
 
 def as_array(values: Any) -> Array:
     """An array of whatever holds numbers: a tensor on any device, a list, an array. No copy where none is needed."""
-    if isinstance(values, np.ndarray):
-        return values
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-        if str(values.dtype) == "torch.bfloat16":  # which NumPy does not have
-            values = values.float()
+        bfloat = str(values.dtype) == "torch.bfloat16"  # which NumPy does not have
+        return (values.float() if bfloat else values).numpy()
     return np.asarray(values)
 
 

@@ -37,7 +37,7 @@ def _found(scipy: bool) -> ThreadpoolController:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Run the body (or, as a decorator, the function) with one thread in PyTorch and in BLAS; then as it was before."""
-    torch = sys.modules.get("torch")
+    torch = _loaded_torch()
     traced = torch is not None and torch.compiler.is_compiling()  # such a graph runs elsewhere
     if traced or getattr(_here, "inside", False):
         yield
@@ -56,28 +56,33 @@ def load_torch() -> Any:
 
     if fresh and getattr(_here, "inside", False):
         with _lock:
-            _limit_torch()
+            _note_torch()
+            torch.set_num_threads(1)
     return torch
 
 
 def _enter() -> None:
     global _inside, _blas
     with _lock:
+        _note_torch()  # before BLAS is limited, whose number PyTorch would take over
         if not _inside:
             _blas = _controller().limit(limits=1, user_api="blas")
         _inside += 1
         _here.inside = True
-        if "torch" in sys.modules:  # calibration alone does not need it
-            _limit_torch()
+        if torch := _loaded_torch():
+            torch.set_num_threads(1)  # counts for the calling thread, so every one of them says it
 
 
-def _limit_torch() -> None:
-    """Give PyTorch one thread; that counts for the calling thread, so every one of them says it."""
+def _note_torch() -> None:
+    """Remember PyTorch's threads, if it is loaded: calibration alone does not need it."""
     global _before
-    torch: Any = sys.modules["torch"]
-    here = torch.get_num_threads()  # asked in any case: PyTorch sets a new thread's number when first asked for it
-    _before = here if _before is None else _before
-    torch.set_num_threads(1)
+    if torch := _loaded_torch():
+        here = torch.get_num_threads()  # asked in any case: PyTorch sets a new thread's number when first asked for it
+        _before = here if _before is None else _before
+
+
+def _loaded_torch() -> Any:
+    return sys.modules.get("torch")
 
 
 def _leave() -> None:
@@ -86,7 +91,7 @@ def _leave() -> None:
         _inside -= 1
         _here.inside = False
         if _before is not None:
-            sys.modules["torch"].set_num_threads(_before)
+            _loaded_torch().set_num_threads(_before)
         if not _inside:
             _before = None
             _release_blas()

@@ -156,7 +156,7 @@ def _labelled(path: Path, rows: Rows) -> np.ndarray:
 def _columns(path: Path, rows: Rows, classes: Any, check: Callable[..., Array] = check_labels) -> Array:
     """The labels as columns."""
     try:
-        return check(_labelled(path, rows), len(rows.logits), rows.logits.shape[1], classes=classes).clone()
+        return check(_labelled(path, rows), len(rows.logits), rows.logits.shape[1], classes=classes).copy()
     except FedCalError as error:
         raise FedCalError(f"{path}: {error}") from None
 

@@ -12,7 +12,7 @@ from fedcal.base.checks import as_logits, check_labels, look_like_probs
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.errors import FedCalError
 
-Samples = tuple[Array, Array]  # logits (N, K) and labels (N,)
+Samples = tuple[Any, Any]  # logits (N, K) and labels (N,): arrays; a simulation's may be tensors
 
 
 def check_pair(name: Any, pair: Any) -> tuple[Any, Any]:

@@ -56,7 +56,7 @@ class Tally:
         Raises:
             FedCalError: a logit is not finite.
         """
-        return pooled([cls._of_block(z.astype(float, copy=False), y, n_bins) for z, y in blocks(logits, labels)])
+        return pooled([cls._of_block(z.astype(float, "C", copy=False), y, n_bins) for z, y in blocks(logits, labels)])
 
     @classmethod
     def _of_block(cls, logits: Array, labels: Array, n_bins: int) -> Tally:

@@ -46,7 +46,7 @@ class Measured:
             n_bins: equal-width confidence bins.
             compare: whether to sum up what compares the views. A single view, or too many bins, are never compared.
         """
-        views = {view: as_array(z).astype(float, copy=False) for view, z in logits.items()}
+        views = {view: as_array(z).astype(float, "C", copy=False) for view, z in logits.items()}
         labels = as_array(labels)
         tallies = {view: {client: Tally.of(z, labels, n_bins)} for view, z in views.items()}
         if not compare or not comparable(len(views), n_bins):

@@ -86,14 +86,16 @@ class Scaler:
         """
         return self._by_rows(ordered_softmax, logits, client, probs)
 
-    @np.errstate(all="ignore")  # a lift that does not fit is replaced by one that does
     def _by_rows(
         self, then: Callable[[Array], Array], scores: Any, client: str | int | None, probs: bool | None
     ) -> Any:
         """What `then` makes of calibrated logits: a tensor where the user gave one, on its device; else an array."""
         logits, personal = self._logits(scores, probs), self.personal_of(client)
         method, params = self.method, self.params
-        found = by_rows(lambda z: then(method.apply_personal(params, personal, z.astype(float, copy=False))), logits)
+        with np.errstate(all="ignore"):  # a lift that does not fit is replaced by one that does
+            found = by_rows(
+                lambda z: then(method.apply_personal(params, personal, z.astype(float, copy=False))), logits
+            )
         return tensor(found).to(scores.device) if hasattr(scores, "detach") else found
 
     def _logits(self, scores: Any, probs: bool | None) -> Array:

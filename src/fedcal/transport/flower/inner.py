@@ -45,6 +45,8 @@ def state_of(strategy: Strategy, at_first: dict[str, int | float]) -> tuple[Para
             copies = [np.array(part) for part in parts.values()]
         except (TypeError, ValueError):  # no arrays after all: no reason to end a run
             continue
+        if any(copy.dtype.kind not in "biuf" or copy.dtype.itemsize > 8 for copy in copies):  # no file can hold them
+            continue
         told[name] = {"kind": kind, "names": list(parts)}
         arrays |= {f"{name}/{i}": copy for i, copy in enumerate(copies)}
     return arrays, told

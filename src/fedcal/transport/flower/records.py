@@ -13,7 +13,7 @@ array of a record by requests of its own, which take longer than all that FedCal
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -73,7 +73,7 @@ def size(records: Iterable[Any]) -> int:
 # --- models --------------------------------------------------------------------------------------------------------------
 
 
-def to_record(params: Params) -> ArrayRecord:
+def to_record(params: Mapping[str, Any]) -> ArrayRecord:
     """Return a model's arrays (or tensors) as Flower's strategies have them; types, shapes and bits are kept."""
     return ArrayRecord({name: Array(np.array(as_array(value), order="C")) for name, value in params.items()})
 
