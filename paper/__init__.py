@@ -54,7 +54,7 @@ def reproduce(
     if name == "ensemble":
         module.present([module.measure(folder) for folder in folders], out)
     elif name == "figure2":  # draws clients' reliability, which only the recordings have
-        module.present(cells.fit(folders, out / "cells", say), out, runs)
+        module.present(cells.fit(folders, out / "cells", say, total=len(wanted)), out, runs)
     else:
-        module.present(cells.fit(folders, out / "cells", say), out)
+        module.present(cells.fit(folders, out / "cells", say, total=len(wanted)), out)
     return page

@@ -90,8 +90,8 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> 
         key = (cell.data, cell.model, cell.momentum, cell.prox_mu, cell.rounds, cell.algorithm, cell.limit)
         alone = (cell.beta, cell.seed) if cell.device == "cpu" else ()
         groups.setdefault((*key, *alone), []).append(cell)
-    for group in groups.values():
-        _train_group(group, runs, say, tune)
+    for number, group in enumerate(groups.values(), 1):
+        _train_group(group, runs, lambda text, n=number: say(f"training {n} of {len(groups)}: {text}"), tune)
         yield from (runs / name_of(cell) for cell in group)
 
 
@@ -114,7 +114,10 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
                     written.append(writer.submit(write_round, runs / name_of(cell), t, round.logits))
             if t % max(1, first.rounds // 10) == 0 or t == 1:
                 spent = time.perf_counter() - training
-                say(f"{label}: round {t} of {first.rounds}, loss {rounds[0].loss:.3f}, {spent:.0f} s")
+                left = spent / t * (first.rounds - t)
+                say(
+                    f"{label}: round {t} of {first.rounds}, loss {rounds[0].loss:.3f}, {spent:.0f} s, {left:.0f} s left"
+                )
         for future in written:
             future.result()
     seconds = time.perf_counter() - training
@@ -170,7 +173,12 @@ def _tune(state: federation.Federation, folder: Path) -> None:
 
 
 def fit(
-    folders: Iterable[Path], out: Path, say: Say, methods: Methods = FITTED, workers: int | None = None
+    folders: Iterable[Path],
+    out: Path,
+    say: Say,
+    methods: Methods = FITTED,
+    workers: int | None = None,
+    total: int | None = None,
 ) -> list[dict[str, Any]]:
     """Fit and measure every method on every recorded cell.
 
@@ -180,11 +188,12 @@ def fit(
         say: Is called with progress messages.
         methods: What to fit.
         workers: How many processes fit; as many as there are cores unless given.
+        total: How many folders there are, for progress messages: they may come one by one.
 
     Returns:
         The cells' results, in the order of the folders.
     """
-    began, known, fitted = time.perf_counter(), [], 0
+    began, known, fitted, skipped = time.perf_counter(), [], 0, 0
     workers, spawn = workers or os.cpu_count() or 1, multiprocessing.get_context("spawn")
     waiting: set[Future[dict[str, Any]]] = set()
 
@@ -193,7 +202,11 @@ def fit(
         for task in done:
             found, fitted = task.result(), fitted + 1
             results.add(_file(out, found["config"]["data"]), found["name"], found)
-            say(f"fitted {fitted}: {found['name']}, {time.perf_counter() - began:.0f} s")
+            spent = time.perf_counter() - began
+            of, left = f"{fitted + skipped}", ""
+            if total:
+                of, left = f"{of} of {total}", f", {spent / fitted * (total - skipped - fitted):.0f} s left"
+            say(f"fitted {of}: {found['name']}, {spent:.0f} s{left}")
 
     with ProcessPoolExecutor(workers, spawn, initializer=_in_background) as pool:
         submit = pool.submit if workers > 1 else _at_once
@@ -204,6 +217,8 @@ def fit(
                 stored = results.read(_file(out, data)).get(folder.name, {"methods": {}})
                 if not set(possible(folder, methods)) <= set(stored["methods"]):
                     waiting.add(submit(fit_cell, folder, methods))
+                else:
+                    skipped += 1
                 ready = {task for task in waiting if task.done()}
                 waiting -= ready
                 keep(ready)

@@ -17,7 +17,7 @@ SPECS = [
     else name
     for name, method in METHODS.items()
     if name != "uncal"
-]
+] + ["fedcal-plus:coverage=site", "fed-bias:coverage=class"]
 
 
 def make_samples(sizes: list[int], k: int, scale: float = 3.0, seed: int = 0) -> Samples:

@@ -88,6 +88,7 @@ def rewrite(page: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("MPLBACKEND", "agg")
+    sys.path[0] = str(ROOT)  # pages may use the folder `paper`
     for page in [Path(name).resolve() for name in sys.argv[1:]] or executed():
         print(page.relative_to(ROOT), flush=True)
         rewrite(page)

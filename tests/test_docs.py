@@ -52,7 +52,9 @@ def name_of(page: Path) -> str:
 @pytest.mark.parametrize("page", executed(), ids=name_of)
 def test_pages_run_and_print_what_they_show(page, tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
-    assert run_page(page, tmp_path) == page.read_text(encoding="utf-8"), "make tutorials writes the output into the page"
+    assert run_page(page, tmp_path) == page.read_text(encoding="utf-8"), (
+        "make tutorials writes the output into the page"
+    )
     for name in pictures(page):
         assert (tmp_path / name).is_file() and (ROOT / "docs" / "images" / page.stem / name).is_file(), name
 

@@ -30,6 +30,7 @@ KNOWS: dict[str, set[str]] = {  # each package, and those that it may import
     "simulate": {"transport", "protocol", "methods", "learn", "measure", "report", "data", "base", "errors"},
     "serve": {"transport", "protocol", "methods", "data", "base", "errors"},
     "report": {"assess", "measure", "methods", "base", "errors"},
+    "plot": {"report", "assess", "measure", "base", "errors"},
     "federate": {
         "simulate",
         "transport",

@@ -37,7 +37,9 @@ def test_every_public_name_has_an_example_that_runs(name, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     text = package()[name].docstring
-    assert text is not None and "\nExamples:\n" in text.value, f"{name}: write an Examples: section (see CONTRIBUTING.md)"
+    assert text is not None and "\nExamples:\n" in text.value, (
+        f"{name}: write an Examples: section (see CONTRIBUTING.md)"
+    )
     test = doctest.DocTestParser().get_doctest(text.value.partition("\nExamples:\n")[2], {}, name, None, 0)
     assert test.examples, f"{name}: its example has no >>> lines"
     said: list[str] = []

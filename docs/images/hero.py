@@ -1,9 +1,9 @@
 """Draw docs/images/hero.svg: python docs/images/hero.py federated-logits/cifar10-0.1.npz
 
-CIFAR-10 over 20 clients at β = 0.1 (ResNet-14, FedAvg, 100 rounds, seed 0), 10 000 test images, calibrated by fedcal-plus on 4 992
-held-out ones: accuracy 30.1 % before, 61.2 % with one scaler for all clients, 85.5 % with each client's personal one; ECE 31.8, 1.3 and
-1.0 % (a perfectly calibrated model would measure 1.2, 1.2 and 0.8 %). On a CPU, in two seconds. The archive holds cal_ and test_logits,
-_labels and _client.
+CIFAR-10 over 20 clients at β = 0.1 (ResNet-14, FedAvg, 100 rounds, seed 0), 10 000 test images, calibrated by fedcal-plus on
+4 992 held-out ones: accuracy 30.1 % before, 61.2 % with one scaler for all clients, 85.5 % with each client's personal one;
+ECE 31.8, 1.3 and 1.0 % (a perfectly calibrated model would measure 1.2, 1.2 and 0.8 %). On a CPU, in two seconds. The archive
+holds cal_ and test_logits, _labels and _client.
 """
 
 import sys
@@ -59,8 +59,8 @@ with mpl.rc_context(figures.STYLE):
         scores = found.pooled(view).summary()
         print(view, {name: round(scores[name], 4) for name in ("accuracy", "ece", "ece_floor", "nll")})
         figures.draw_reliability(ax, prepare.curve_of(found.pooled(view).reliability, ""))
-        ax.set_title("")
-        ax.set_title("", loc="right")
+        for side in ("left", "right"):
+            ax.set_title("", loc=side)
         ax.text(0, 1.115, title, fontsize=10.5, fontweight="bold")
         ax.text(0, 1.04, under, fontsize=8.5, color=figures.MUTED)
         at = {"ha": "left", "va": "baseline"}
@@ -81,6 +81,7 @@ svg = inline(fig, "hero", label)
 colours = (Path(figures.__file__).parent / "page.css").read_text(encoding="utf-8").split("* {")[0]
 width, height = 72 * fig.get_size_inches()
 style = f"<style>{' '.join(colours.split())} text {{ font-family: {FONT} }}</style>"
-card = f'<rect x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="10" style="fill: var(--paper); stroke: var(--line)"/>'
+size = f'x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="10"'
+card = f'<rect {size} style="fill: var(--paper); stroke: var(--line)"/>'
 head, rest = svg.split(">", 1)
 HERE.with_suffix(".svg").write_text(f'{head} xmlns="http://www.w3.org/2000/svg">{style}{card}{rest}', encoding="utf-8")

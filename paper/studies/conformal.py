@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 import fedcal
+from fedcal.base.conformal import ConformalHistogram, Score, predict_sets
 from fedcal.base.seeds import numpy_rng
-from fedcal.measure.conformal import ConformalHistogram, Score, SetTally, predict_sets
+from fedcal.measure.conformal import SetTally
 from fedcal.protocol import Scaler
 from paper.studies.federated_logits import Split, read
 

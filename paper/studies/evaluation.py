@@ -1,16 +1,17 @@
 """How often the intervals of `fedcal.evaluate` contain the truth, by simulation.
 
-    python -m paper.studies.evaluation --draws 500
+    python -m paper.studies.evaluation --draws 1000 --out paper/results/studies/evaluation.json
 
 Log-odds x are normal, outcomes follow the log-odds a + b x: a calibrated model (0, 1), one that is too confident, one that is
-too low, and one of a rare outcome. The truth is the population's value, from sums over a fine grid of x. One row per measure;
-columns are numbers of samples. `docs/evaluate.md` shows the results.
+too low, one of a rare outcome, and one that is far too confident. The truth is the population's value, from sums over a fine
+grid of x. One row per measure; columns are numbers of samples. `docs/evaluate.md` shows the results.
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedcal.assess.measures import measure
 from fedcal.assess.regression import quantiles
 from fedcal.assess.sums import ScoreSums
 from fedcal.measure.reliability import equal_width, find_bins
+from paper.results import machine, write
 
 THRESHOLD = 0.3
 MACRO = ("auroc", "auprc", "calibration_intercept", "calibration_slope", "oe_ratio", "ici", "e50", "e90", "sensitivity",
@@ -92,6 +94,7 @@ WORLDS = (
     World("too confident", -0.5, 1.5, 0.0, 0.7),
     World("too low", -0.5, 1.2, 0.4, 1.0),
     World("rare", -2.5, 1.2, 0.3, 0.8),
+    World("far too confident", -0.5, 2.0, 0.0, 0.4),
 )
 
 
@@ -143,18 +146,36 @@ def show(name: str, sizes: dict[str, dict[str, Any]]) -> None:
     print("tests reject", {n: one.get("rejected") for n, one in sizes.items()}, flush=True)
 
 
+def extremes(found: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """A Markdown table: the lowest and the highest coverage over populations, by measure and number of samples."""
+    sizes, names = list(next(iter(found.values()))), list(next(iter(next(iter(found.values())).values()))["coverage"])
+    lines = [f"| measure | {' | '.join(f'n = {int(n):,}' for n in sizes)} |", f"|---|{'---:|' * len(sizes)}"]
+    for name in names:
+        shares = [[100 * by_size[n]["coverage"][name][1] for by_size in found.values()] for n in sizes]
+        cells = (f"{min(one):.1f} – {max(one):.1f}" if len(one) > 1 else f"{one[0]:.1f}" for one in shares)
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure and print; one table for each population, or the means over classes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--sizes", type=int, nargs="*", default=[200, 1000, 5000, 20000])
     parser.add_argument("--classes", action="store_true", help="means over four classes instead")
+    parser.add_argument("--out", type=Path, help="a JSON file; the table of extremes is written beside it")
     options = parser.parse_args()
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     if options.classes:
-        show("four classes", {str(n): {"coverage": macro_coverage(n, options.draws)} for n in options.sizes})
-        return
-    for world in WORLDS:
-        show(world.name, {str(n): coverage(world, n, options.draws) for n in options.sizes})
+        found["four classes"] = {str(n): {"coverage": macro_coverage(n, options.draws)} for n in options.sizes}
+        show("four classes", found["four classes"])
+    else:
+        for world in WORLDS:
+            found[world.name] = {str(n): coverage(world, n, options.draws) for n in options.sizes}
+            show(world.name, found[world.name])
+    if options.out:
+        write(options.out, {"draws": options.draws, **machine(), **found})
+        options.out.with_suffix(".md").write_text(extremes(found) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from fedcal.base.lazy import lazily
 from fedcal.errors import FedCalError, FedCalWarning
 
 if TYPE_CHECKING:
+    from fedcal import plot
     from fedcal.assess.evaluation import evaluate
     from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_mass_ece, mce, nll, top_k
     from fedcal.measure.reliability import Reliability
@@ -40,6 +41,7 @@ __all__ = [
     "match",
     "mce",
     "nll",
+    "plot",
     "run",
     "top_k",
 ]
@@ -60,6 +62,7 @@ __getattr__, __dir__ = lazily(
         "evaluate": "fedcal.assess.evaluation",
         "export_onnx": "fedcal.serve.model",
         "match": "fedcal.nets.matching",
+        "plot": "fedcal.plot",
         "run": "fedcal.simulate.runs",
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import sys
@@ -119,6 +120,35 @@ def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str
     assert "after against before: ECE " in text and "a clear difference on these samples" in text
     page = Path("out.html").read_text()
     assert page.count("<svg") == 8 and "siteB" in page and "<script" not in page  # all sites, 4 forests, 3 sites
+
+
+def test_sets_from_files_to_files(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    text = command(capsys, f"calibrate {' '.join(FILES)} --method fed-bias --alpha 0.2 --coverage site --out cal")
+    assert "sets, each client's own: " in text and "hold the label (target 80.0%)" in text
+    summary = json.loads(Path("cal/summary.json").read_text())
+    assert summary["options"] == {"alpha": 0.2, "coverage": "site"}
+    assert set(summary["estimate"]["sets"]["own"]) == {"coverage", "target", "size"}
+    scaler = Scaler.load("cal/scaler.safetensors")
+    sets = np.zeros(0)
+    for client in ("", " --client siteA"):
+        sets = scaler.predict_set(draw(0)[0], client=client[-5:] or None)
+        for ending in ("npz", "csv", "parquet"):
+            command(capsys, f"apply cal/scaler.safetensors siteA.npz --sets{client} --out s.{ending}")
+            assert read_site(Path(f"s.{ending}"))[1].shape == sets.shape  # and is read as probabilities again
+        assert np.array_equal(np.load("s.npz")["sets"], sets)
+        rows = list(csv.DictReader(Path("s.csv").read_text().splitlines()))
+        assert [row["set"] for row in rows] == ["|".join(map(str, np.flatnonzero(one))) for one in sets]
+        listed = parquet.read_table("s.parquet")["set"].to_pylist()
+        assert listed == [np.flatnonzero(one).tolist() for one in sets]
+    command(capsys, "apply cal/scaler.safetensors siteA.npz --sets --alpha 0.4 --out t.npz")
+    assert np.load("t.npz")["sets"].sum() < sets.sum()
+    text = command(capsys, "apply cal/scaler.safetensors siteA.npz --sets --alpha 0.005 --out t.npz")
+    assert "Sets: 90 held-out samples, where alpha=0.005 needs 199: every class is in every set." in text
+    command(capsys, "apply cal/scaler.safetensors siteA.npz --sets --alpha 0.7 --out t.npz", 2)
+    command(capsys, "calibrate siteA.npz --method avg-t --alpha 0.1 --out no", 2)
+    command(capsys, f"calibrate {FILES[0]} --method fed-ts --out plain -q")
+    assert "made without sets" in command(capsys, "apply plain/scaler.safetensors siteA.npz --sets --out t.npz", 2)
 
 
 def test_the_same_seed_gives_the_same_bytes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

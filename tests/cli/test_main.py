@@ -12,7 +12,9 @@ import pytest
 
 import fedcal
 from fedcal.cli.main import main
+from fedcal.cli.methods import CHOICES
 from fedcal.data import DATASETS
+from fedcal.methods import DEFAULT, get_method
 from fedcal.methods.spec import options_offered
 
 RUN = ["run", "--model", "logistic", "--clients", "4", "--rounds", "2", "--method", "uncal", "--method", "avg-t"]
@@ -72,11 +74,19 @@ def test_methods_are_all_listed(command: Command) -> None:
     assert set(fedcal.METHODS) <= set(named)
 
 
+def test_methods_recommends_one(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = command("methods")
+    assert text.startswith(f"If in doubt, take {DEFAULT}") and "…" not in text
+    for _, spec in CHOICES:
+        assert get_method(spec) and f" {spec} " in text
+
+
 @pytest.mark.parametrize("name", fedcal.METHODS)
 def test_the_options_of_each_method_are_shown(name: str, command: Command) -> None:
     text = command("methods", name)
     shown = re.findall(r"^│ ([a-z_]+) ", text, flags=re.MULTILINE)
-    assert shown == list(options_offered(fedcal.METHODS[name]))
+    assert sorted(shown) == sorted(options_offered(fedcal.METHODS[name]))
     assert ("It has no options." in text) == (not shown)
 
 
@@ -102,7 +112,8 @@ def test_run_then_report(command: Command) -> None:
     text = command(*RUN, "--out", "one")
     assert files("one") == FILES
     assert text.startswith("digits: 4 clients (β = 0.5, G = ")
-    assert re.search(r"^round 2/2  loss \d\.\d+  accuracy \d+\.\d%  ECE \d+\.\d%  \d+\.\d s$", text, re.MULTILINE)
+    assert re.search(r"^round 2/2  loss \d\.\d+  accuracy \d+\.\d%  ECE \d+\.\d%  \d+(\.\d)? s$", text, re.MULTILINE)
+    assert re.search(r"^calibrating 0/2  uncal", text, re.MULTILINE), "what comes after training is shown too"
     assert " avg-t " in text and text.endswith("\nReport: one/report.html\n")
     results = json.loads(Path("one/results.json").read_text())
     assert sorted(results["methods"]) == ["avg-t", "uncal"]

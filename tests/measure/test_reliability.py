@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcal import FedCalError, Reliability
+from fedcal.measure.reliability import equal_width
 
 
 def calibrated(n, seed, low=0.3):
@@ -91,3 +92,14 @@ def test_disclosed_bins_hold_enough_and_nothing_is_lost(n, min_count, n_bins, se
     assert (shown.sums().sum(1) == fine.sums().sum(1)).all()
     assert not n or shown.ece() <= fine.ece() + 1e-12
     assert min_count > 0 or shown == fine
+
+
+@pytest.mark.parametrize("n", [0, 1, 14, 15, 40, 1000])
+def test_groups_to_look_at_hold_enough_samples_and_all_of_them(n):
+    confidence = np.random.default_rng(n).uniform(0.4, 1, n)
+    bins = Reliability.of_top(confidence, confidence > 0.6, equal_width(15))
+    groups = bins.groups()
+    assert groups.n == n and (groups.count >= min(15, n)).all()
+    np.testing.assert_array_equal(groups.sums().sum(axis=1), bins.sums().sum(axis=1))
+    if n:
+        assert 0 <= confidence.min() - groups.edges[0] <= 1 / 15 and groups.edges[-1] == 1

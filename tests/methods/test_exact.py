@@ -22,7 +22,7 @@ from fedcal.exact.linear import (
     widen,
 )
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.stages import prior_of, start
+from fedcal.exact.stages import DIAGONAL, prior_of, start
 from fedcal.methods import METHODS
 
 CONVEX = ["fed-ts", "fed-bias", "fed-vector", "fed-matrix", "fed-beta", "fed-hist"]
@@ -136,6 +136,15 @@ def test_the_pooled_fit_is_the_minimum_of_the_penalised_likelihood(name, family,
     found = minimize(objective, begin, jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 2000})
     assert objective(fitted.params[family])[0] <= found.fun + 1e-9
     assert np.allclose(fitted.params[family], found.x, atol=1e-4)
+
+
+def test_a_matrix_that_its_ridge_holds_is_still_a_vector():
+    """What a strong ridge takes away is what only a matrix has: scales of classes and intercepts stay."""
+    clients = [skewed(2000, 5)]
+    matrix = fedcal.calibrate(clients, "fed-matrix:ridge=1e9").params["matrix"].view(5, 6)
+    vector = fedcal.calibrate(clients, f"fed-vector:ridge={DIAGONAL}").params["vector"]
+    assert torch.allclose(torch.cat([matrix[:, :5].diagonal(), matrix[:, 5]]), vector, atol=1e-5)
+    assert float((vector[:5] / vector[:5].mean() - 1).abs().max()) > 0.02  # no temperature
 
 
 def test_lbfgs_reaches_newtons_matrix(monkeypatch):

@@ -18,10 +18,12 @@ from fedcal.base.query import Query
 from fedcal.exact import queries, stages
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
+from fedcal.methods.sets import SET_QUERIES, SetScores, SiteSpread
 from fedcal.protocol import plausible
 from fedcal.protocol.checks import Known
 from fedcal.protocol.plausible import CHECKS, Claim, check_plausible, check_size
 
+SITES = "fedcal-plus:coverage=site"
 ADDITIVE = [name for name, method in METHODS.items() if method.additive]
 
 
@@ -86,7 +88,9 @@ def honest() -> list[Claim]:
     """Claims of every kind, of one client among three."""
     small = make_samples([80, 90, 100], 3)
     found = [
-        c for name in ("fedcal-plus", "fed-vector", "fed-ts", "fed-op:rounds=3", "avg-t") for c in claims(name, small)
+        c
+        for name in ("fedcal-plus", "fed-vector", "fed-ts", "fed-op:rounds=3", "avg-t", SITES)
+        for c in claims(name, small)
     ]
     with pytest.MonkeyPatch.context() as patch:  # as with many classes
         patch.setattr(stages, "NEWTON_MAX", 0)
@@ -272,6 +276,14 @@ DAMAGES: list[Damage] = [
         ("stop_n", times(-1), "negative count"),
         ("stop_loss", times(-1), "is negative"),
     ),
+    *of(
+        SetScores,
+        ("set_thresholds", plus(0.5, 0, 0), "no whole number"),
+        ("set_thresholds", plus(-1, 0, 0), "negative count"),
+        ("set_thresholds", plus(1, 0, 0), "counts fewer samples than the other scores"),
+        ("set_thresholds", plus(1000, 0, 0), "held-out samples, but 72 are fitted on"),
+    ),
+    *of(SiteSpread, ("likelihood", times(-1), "is positive")),
     *of(FitScaler, ("temperature", times(-1), "a fit gives 0.05 to 20"), ("temperature", times(0), "is 0,")),
 ]
 
@@ -300,12 +312,12 @@ def test_what_no_samples_can_give_is_refused(damage: Damage) -> None:
         check(replace(claim, content=content))
     said = str(refused.value)
     assert "\n" not in said and said.startswith("site1's reply: '")
-    assert repr(name) in said or name in ("n", "sum")  # one of two that contradict each other
+    assert repr(name) in said or name in ("n", "sum", "set_thresholds")  # one of two that contradict each other
 
 
 def test_every_kind_of_query_has_conditions_and_is_attacked() -> None:
     assert {where[0] for where, _, _ in DAMAGES} == set(CHECKS)
-    asked = {kind for method in METHODS.values() for kind in method.may_ask}
+    asked = {kind for method in METHODS.values() for kind in method.may_ask} | set(SET_QUERIES)
     assert asked == set(CHECKS)
 
 

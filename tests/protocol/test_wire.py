@@ -23,6 +23,7 @@ from fedcal.exact import stages
 from fedcal.exact.queries import LinearSums, Points, Slope
 from fedcal.methods import get_method
 from fedcal.methods.fit import FitScaler
+from fedcal.methods.sets import SET_QUERIES
 from fedcal.protocol import Client, Plan, Privacy, Reply, Request
 from fedcal.protocol.wire import (
     asked_clients,
@@ -63,7 +64,7 @@ def messages() -> list[Message]:
 def test_every_type_of_query_is_sent() -> None:
     """So that the next test misses none."""
     sent = {type(request.query) for _, request, _ in messages()}
-    assert sent == {kind for method in METHODS.values() for kind in method.may_ask}
+    assert sent == {kind for method in METHODS.values() for kind in method.may_ask} | set(SET_QUERIES)
 
 
 def test_requests_come_back_bit_for_bit() -> None:

@@ -57,7 +57,7 @@ def test_names_are_escaped_and_no_rounds_means_no_training_section(odd_run):
     html = write(odd_run).read_text(encoding="utf-8")
     assert "<script" not in html and "<b>&<" not in html
     assert "&lt;b&gt;&amp;" in html
-    assert "<h2>Training</h2>" not in html
+    assert "<summary>Training</summary>" not in html
 
 
 def test_the_page_needs_nothing_from_outside(html):
@@ -77,6 +77,15 @@ def test_the_page_is_well_formed_and_named(html, digits):
         assert f'<th scope="row">{name}</th>' in html
 
 
+def test_the_story_comes_first_and_the_rest_is_folded_away(html):
+    story, details = html.split("<h2>Details</h2>")
+    assert html.count("<h1") == 1 and story.count("<figure") == 3 + 2  # panels; accuracy and ECE at the clients
+    assert re.findall(r"<h2>(.*?)</h2>", story)[-1] == "What to do next" and "scalers/fedcal-plus.safetensors" in story
+    assert re.sub(r"<details>.*?</details>", "", details, flags=re.DOTALL).count("<") == 4  # the closing tags
+    for text in ("Settings", "All methods in numbers", "Reliability diagrams of all methods", "Glossary"):
+        assert f"<summary>{text}</summary>" in details
+
+
 def test_figures_take_their_colours_from_the_theme(html):
     figures = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
     assert "var(--accent)" in figures
@@ -88,7 +97,7 @@ def test_many_clients_and_classes(many, rounds):
     assert Outline(html).open == []
     assert "the numbers are counts" not in html
     for client in many["data"]["clients"]:
-        assert html.count(f'<th scope="row">{client}</th>') == 1
+        assert html.count(f'<th scope="row">{client}</th>') == 2  # before and after; all methods
     skew = next(svg for svg in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL) if "Heat map" in svg)
     assert skew.count("<text") < 60, "a label for every client, class or cell does not fit"
 

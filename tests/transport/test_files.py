@@ -107,7 +107,12 @@ SPECS = [
     for name, method in METHODS.items()
     if name != "uncal" and not method.needs_pooled_data
 ]
-OPTIONS = ["fedcal-plus:accuracy=keep,prior_shift=true", "avg-t:rounds=3,average=latest"]
+OPTIONS = [
+    "fedcal-plus:accuracy=keep,prior_shift=true",
+    "avg-t:rounds=3,average=latest",
+    "fedcal-plus:coverage=site",
+    "fed-bias:coverage=class,score=aps",
+]
 
 
 @pytest.mark.parametrize("spec", [*SPECS, *OPTIONS])

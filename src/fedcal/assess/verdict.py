@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 LEVEL = 0.05
+Status = Literal["calibrated", "in part", "not calibrated", "unknown"]
 
 Json = dict[str, Any]
 
@@ -19,20 +20,21 @@ def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json])
     if pooled.get("hidden"):
         return ["Too few samples to say anything."]
     bad_sites, bad_groups = rejected(sites), rejected(groups)
-    said = [headline(pooled, bool(bad_sites or bad_groups)), *size(pooled)]
+    found = status(pooled, sites, groups)
+    said = [headline(pooled, found), *size(pooled)]
     if (p := p_value(pooled)) is not None and p <= LEVEL:
         said += direction(pooled)
     for kind, bad, of in (("sites", bad_sites, sites if len(sites) > 1 else {}), ("groups", bad_groups, groups)):
         tested = [name for name in of if p_value(of[name]) is not None]
         if bad and of:
-            places = "; ".join(place(name, of[name]) for name in bad)
+            places = ", ".join(place(name, of[name]) for name in bad)
             said.append(f"Not calibrated in {len(bad)} of {len(tested)} {kind}: {places}.")
         elif len(tested) > 1:
             said.append(f"None of {len(tested)} {kind} stands out.")
         hidden = sum(bool(one.get("hidden")) for one in of.values())
         if hidden:
             said.append(f"{hidden} of {len(of)} {kind} {'is' if hidden == 1 else 'are'} hidden: too few samples.")
-    return said
+    return said + gain(pooled, sites, found)
 
 
 def p_value(measures: Json) -> float | None:
@@ -52,16 +54,49 @@ def rejected(cells: Mapping[str, Json]) -> list[str]:
     return [name for name in cells if name in found]
 
 
-def headline(pooled: Json, elsewhere: bool) -> str:
-    """Whether the model is calibrated overall."""
+def status(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json]) -> Status:
+    """Whether the probabilities are right: overall and everywhere, overall only, not, or too few samples to say."""
     p = p_value(pooled)
-    if p is None or pooled["ici"]["value"] is None:
-        return "Too few samples of each class to judge the calibration."
+    if pooled.get("hidden") or p is None or pooled["ici"]["value"] is None:
+        return "unknown"
     if p <= LEVEL:
-        return "The model is not calibrated."
-    if elsewhere:
-        return "The model is calibrated overall, but not everywhere."
-    return f"These {pooled['n']} samples show no sign of miscalibration."
+        return "not calibrated"
+    return "in part" if rejected(sites) or rejected(groups) else "calibrated"
+
+
+def headline(pooled: Json, found: Status) -> str:
+    """Whether the model is calibrated, in a sentence."""
+    return {
+        "unknown": "Too few samples of each class to judge the calibration.",
+        "not calibrated": "The model is not calibrated.",
+        "in part": "The model is calibrated overall, but not everywhere.",
+        "calibrated": f"These {pooled['n']} samples show no sign of miscalibration.",
+    }[found]
+
+
+def gain(pooled: Json, sites: Mapping[str, Json], found: Status) -> list[str]:
+    """What calibration could gain at most: the part of the Brier score that is due to wrong probabilities."""
+    whole = pooled["brier"]["value"]
+    if found == "not calibrated":
+        where, part = "", pooled["brier_calibration"]["value"]
+    elif found == "in part" and rejected(sites):
+        known = [(one["n"], one["brier_calibration"]["value"]) for one in sites.values() if not one.get("hidden")]
+        known = [(n, value) for n, value in known if n and value is not None]
+        where, part = " at each site", sum(n * value for n, value in known) / max(sum(n for n, _ in known), 1)
+    else:
+        return []
+    if "classes" in pooled or not whole or not part or part <= 0:  # of more classes, the part is a mean over classes
+        return []
+    share = f"{100 * min(part / whole, 1):.0f} %"
+    return [
+        f"Calibration{where} could remove up to {share} of the Brier score (the mean squared error of a probability)."
+    ]
+
+
+def change(before: Json, after: Json) -> list[str]:
+    """What calibration changed on the same samples."""
+    values = [percent(one["ici"]["value"]) for one in (before, after)]
+    return [f"Before calibration a probability was {values[0]} off on average, now {values[1]}."] if all(values) else []
 
 
 def size(pooled: Json) -> list[str]:
@@ -104,7 +139,8 @@ def place(name: str, measures: Json) -> str:
     ratio, slope = measures["oe_ratio"], measures["calibration_slope"]
     parts = []
     if ratio["low"] is not None and not ratio["low"] <= 1 <= ratio["high"]:
-        parts.append(f"too {'low' if ratio['value'] > 1 else 'high'}, O/E {ratio['value']:.2f}")
+        level = "low" if ratio["value"] > 1 else "high"
+        parts.append(f"too {level}, {ratio['value']:.2f} events for each one predicted")
     if slope["low"] is not None and not slope["low"] <= 1 <= slope["high"]:
         parts.append(f"too {'extreme' if slope['value'] < 1 else 'timid'}, slope {slope['value']:.2f}")
-    return f"{name} ({', '.join(parts)})" if parts else name
+    return f"{name} ({'; '.join(parts)})" if parts else name

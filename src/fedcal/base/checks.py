@@ -158,16 +158,19 @@ def _add_up(rows: Array) -> bool:
 
 
 def warn_of_probs() -> None:
-    """Say, once, that logits look like probabilities; the line that is shown is the user's."""
+    """Say, once, that logits look like probabilities."""
+    warn_user(
+        "the logits look like probabilities (none is negative, every row adds up to one): pass probs=True, "
+        "or probs=False if they are logits"
+    )
+
+
+def warn_user(message: str) -> None:
+    """Warn, once per line of the user's: that is the line that is shown."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame, level = frame.f_back, level + 1
-    warnings.warn(
-        "the logits look like probabilities (none is negative, every row adds up to one): pass probs=True, "
-        "or probs=False if they are logits",
-        FedCalWarning,
-        stacklevel=level,
-    )
+    warnings.warn(message, FedCalWarning, stacklevel=level)
 
 
 def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "labels", classes: Any = None) -> Array:

@@ -13,13 +13,14 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     Args:
         package: its name.
-        homes: the module that defines each name.
+        homes: the module that defines each name, or that has it.
     """
 
     def getattr_(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(homes[name]), name)
+        module = importlib.import_module(homes[name])
+        value = module if homes[name] == f"{package}.{name}" else getattr(module, name)
         setattr(sys.modules[package], name, value)  # the next one who asks does not come here
         return value
 

@@ -75,12 +75,12 @@ def ordered_softmax(u: Any, dtype: Any = None) -> Any:
 
 
 @one_thread()
-def by_rows(function: Callable[[Array], Array], logits: Array) -> Array:
+def by_rows(function: Callable[[Array], Array], logits: Array, dtype: type = float) -> Array:
     """Apply a function of single rows to a block of them at a time: memory for the result, and little else."""
     rows = max(1, BLOCK // logits.shape[1])
     if len(logits) <= rows:
         return function(logits)
-    out = np.empty(logits.shape)
+    out = np.empty(logits.shape, dtype)
     for start in range(0, len(logits), rows):
         out[start : start + rows] = function(logits[start : start + rows])
     return out

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import add
 from typing import Any
 
 from fedcal.base.arrays import Array
 from fedcal.base.seeds import numpy_rng
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, FedCalWarning
+from fedcal.measure.conformal import SetTally
 from fedcal.measure.views import Measured, View, measure, unchanged
 from fedcal.methods import Method, method_to_json
+from fedcal.methods.sets import WithSets
 from fedcal.protocol import Scaler, Server
 from fedcal.report.sites import metrics_json
 from fedcal.transport.memory import Exchange
@@ -64,7 +69,35 @@ def estimate(fitted: Scaler, held: Sites) -> Measured:
     return measure({site: samples for site, samples in held.items() if len(samples[1])}, views)
 
 
-def summary(final: Scaler, sites: Sites, seed: int, estimated: Measured | None) -> dict[str, Any]:
+def estimate_sets(fitted: Scaler, held: Sites) -> dict[str, dict[str, float]] | None:
+    """Coverage and mean size of the sets on held-out samples, by the `global` scaler and by personal ones (`own`)."""
+    if not isinstance(fitted.method, WithSets):
+        return None
+    found = {}
+    filled = {site: samples for site, samples in held.items() if len(samples[1])}
+    for view in ("global", "own"):
+        tallies = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FedCalWarning)  # of too few samples: `too_few` says so
+            for site, (logits, labels) in filled.items():
+                sets = fitted.predict_set(logits, None, site if view == "own" else None, probs=False)
+                tallies.append(SetTally.of(sets, labels))
+        whole = reduce(add, tallies)
+        found[view] = {"coverage": whole.coverage, "target": 1 - fitted.method.sets.alpha, "size": whole.mean_size}
+    return found
+
+
+def too_few(scaler: Scaler, alpha: float | None = None) -> str:
+    """One line, where the scaler's sets hold every class because there were too few samples; else nothing."""
+    if not isinstance(scaler.method, WithSets):
+        return ""
+    line = scaler.method.too_few(scaler.params, scaler.method.sets.alpha if alpha is None else alpha)
+    return f"Sets: {line}." if line else ""
+
+
+def summary(
+    final: Scaler, sites: Sites, seed: int, estimated: Measured | None, sets: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The content of summary.json: what was fitted, what it cost, who took part, and the estimate.
 
     Args:
@@ -72,6 +105,7 @@ def summary(final: Scaler, sites: Sites, seed: int, estimated: Measured | None) 
         sites: those samples.
         seed: of the fit.
         estimated: what `estimate` gave; None where no samples could be held out.
+        sets: what `estimate_sets` gave; None where the scaler has no sets.
     """
     n = {site: len(labels) for site, (_, labels) in sites.items()}
     return {
@@ -94,6 +128,7 @@ def summary(final: Scaler, sites: Sites, seed: int, estimated: Measured | None) 
             "ece_change": {
                 view: list(estimated.difference(view, "before")) for view in estimated.tallies if view != "before"
             },
+            **({"sets": sets} if sets else {}),
         }
         if estimated
         else None,

@@ -61,6 +61,7 @@ def evaluate(
     from fedcal.assess.evaluation import evaluate_samples, name_classes
     from fedcal.assess.groups import check_groups
     from fedcal.assess.sums import all_thresholds
+    from fedcal.cli.progress import Parts
     from fedcal.data.logit_files import read_sites
     from fedcal.measure.views import View, measure, unchanged
     from fedcal.protocol import Scaler
@@ -74,20 +75,23 @@ def evaluate(
     check_written(json_file, report, tables, [*files, scaler])
     calibration = Scaler.load(scaler) if scaler else None
     known = calibration.classes if calibration else ()
-    read = read_sites(files, kind_of(probs), parse_classes(classes) or known or None, max_bytes, columns)
-    sites = read.samples
     views: dict[str, View] = {"before": unchanged}
     if calibration is not None:
         views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
-    found = measure(sites, views)
+    with Parts(out, quiet=False) as parts:
+        parts.begin("reading file", len(files))
+        meant = parse_classes(classes) or known or None
+        read = read_sites(files, kind_of(probs), meant, max_bytes, columns, on_file=parts.step)
+        sites = read.samples
+        sizes = {name: len(labels) for name, (_, labels) in sites.items()}
+        groups = check_groups(read.groups if columns else None, sizes, sites)
+        names = name_classes(read.classes)
+        found = measure(parts.over("measuring sample", sites, lambda pair: len(pair[1])), views)
+        results = {}
+        for name, view in views.items():
+            samples = parts.over(f"evaluating sample, {name}", sites, lambda pair: len(pair[1]))
+            results[name] = evaluate_samples(samples, view, groups, names, thresholds, min_count)
     before, after = found.rows("before"), found.rows("after") if calibration else None
-
-    sizes = {name: len(labels) for name, (_, labels) in sites.items()}
-    groups = check_groups(read.groups if columns else None, sizes, sites)
-    names = name_classes(read.classes)
-    results = {
-        name: evaluate_samples(sites, view, groups, names, thresholds, min_count) for name, view in views.items()
-    }
     result, earlier = results["after" if after else "before"], results["before"] if after else None
     shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
     rows = [table_row(name, before[name]) for name in shown]

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcal.base.limits import MOST_BYTES
-from fedcal.cli.options import ADVANCED, Classes, Kind, MaxBytes, Seed, Spec, kind_of, parse_classes
+from fedcal.cli.options import (
+    ADVANCED,
+    Alpha,
+    Classes,
+    Coverage,
+    Kind,
+    MaxBytes,
+    Seed,
+    Spec,
+    kind_of,
+    parse_classes,
+    sets_options,
+)
 from fedcal.errors import FedCalError, counted, printable
 from fedcal.methods import DEFAULT
 
@@ -39,13 +51,17 @@ def server_start(
     classes: Annotated[str, typer.Option(metavar="K|A,B,...", help="How many classes, or their labels in order.")],
     sites: Annotated[str, typer.Option(help="Names of the sites, with commas between them.")],
     method: Spec = DEFAULT,
+    alpha: Alpha = None,
+    coverage: Coverage = None,
     seed: Seed = 0,
 ) -> None:
     """Begin a federation: write the first request, for every site."""
+    from fedcal.methods import get_method, spec_of
     from fedcal.transport.files import start
 
     names = parse_classes(classes) or []
-    federation = start(folder, method, names[0] if len(names) == 1 else names, sites.split(","), seed)
+    spec = spec_of(get_method(method, **sets_options(alpha, coverage)))
+    federation = start(folder, spec, names[0] if len(names) == 1 else names, sites.split(","), seed)
     _print_next(federation)
     print(f"What leaves a site: {federation.server.plan.method.leaves}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from fedcal.errors import FedCalError
 from fedcal.methods import DEFAULT
 
 if TYPE_CHECKING:
+    from fedcal.cli.progress import Parts
     from fedcal.methods import Method
 
 out = Console()
@@ -87,6 +89,7 @@ def federate(
     With TLS and node keys, made for it, unless --insecure. --dry-run prints the commands, to be copied to real machines.
     """
     from fedcal.base.lock import locked
+    from fedcal.cli.progress import Parts
     from fedcal.data import DATASETS
     from fedcal.federate import launch
     from fedcal.methods import get_method
@@ -116,12 +119,13 @@ def federate(
             print(line)
         return
     kept = f"finished rounds are kept in {out_dir}: go on with the same command and --resume"
-    with locked(out_dir, "fedcal federate"), when_stopped(kept):
+    with locked(out_dir, "fedcal federate"), when_stopped(lambda: kept), Parts(out, quiet) as parts:
         check_folder(out_dir, config, resume, overwrite)
         if not quiet:
             names, logs = escape(", ".join(plan.names)), escape(str(plan.flower / "logs"))
             out.print(f"{len(plan.names)} nodes ({names}); logs in {logs}", soft_wrap=True)
-        launch.federate(plan, limit, resume, keep_keys)
+        totals = {"training": rounds, "calibration": None if chosen.additive else chosen.rounds, "evaluation": 1}
+        launch.federate(plan, limit, resume, keep_keys, _follow(parts, totals))
     if not quiet:
         _tell(out_dir)
 
@@ -137,6 +141,22 @@ def privacy_options(epsilon: float, delta: float, where: Any, nodes: int | None,
     privacy = Privacy(epsilon, delta, where=where, nodes=nodes if where == "distributed" else None)
     privacy.check(method)
     return asdict(privacy)
+
+
+def _follow(parts: Parts, totals: dict[str, int | None]) -> Callable[[dict[str, int]], None]:
+    """Progress of the nodes' rounds, by phase; gives what to call with how many of each are done."""
+    parts.begin("starting nodes")
+
+    def on_rounds(done: dict[str, int]) -> None:
+        phase = next((phase for phase in reversed(totals) if done.get(phase)), None)
+        if phase is None:
+            parts.step(0)
+            return
+        if parts.name != f"{phase} round":
+            parts.begin(f"{phase} round", totals[phase])
+        parts.step(done[phase])
+
+    return on_rounds
 
 
 def _tell(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,22 @@ import typer
 from rich.console import Console
 
 from fedcal.base.limits import MOST_BYTES
-from fedcal.cli.options import Classes, Files, Kind, MaxBytes, Quiet, Seed, Spec, kind_of, parse_classes
+from fedcal.cli.options import (
+    Alpha,
+    Classes,
+    Coverage,
+    Files,
+    Kind,
+    MaxBytes,
+    Quiet,
+    Seed,
+    Spec,
+    kind_of,
+    parse_classes,
+    sets_options,
+)
 from fedcal.cli.start import safe
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, FedCalWarning
 from fedcal.methods import DEFAULT
 
 out = Console()
@@ -21,6 +35,8 @@ def calibrate(
     files: Files,
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for scaler.safetensors and summary.json.")],
     method: Spec = DEFAULT,
+    alpha: Alpha = None,
+    coverage: Coverage = None,
     probs: Kind = None,
     classes: Classes = None,
     seed: Seed = 0,
@@ -37,7 +53,7 @@ def calibrate(
     from fedcal.base.lock import locked
     from fedcal.base.store import check_outputs, write_json
     from fedcal.cli import calibrate_files
-    from fedcal.cli.progress import fitting
+    from fedcal.cli.progress import Parts, fitting
     from fedcal.data.logit_files import read_sites
     from fedcal.data.samples import name_columns
     from fedcal.methods import get_method
@@ -49,17 +65,23 @@ def calibrate(
         raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
     for written in (scaler, summed_up):
         check_outputs({"--out": written}, files)
-    chosen, read = get_method(method), read_sites(files, kind_of(probs), parse_classes(classes), max_bytes)
-    sites = read.samples
-    kept, held = calibrate_files.hold_out(sites, seed)
-    estimated = None
-    if any(len(labels) for _, labels in held.values()):
-        with fitting(out, "four fifths of the samples", quiet) as on_round:
-            estimated = calibrate_files.estimate(calibrate_files.fit(kept, chosen, seed, on_round), held)
-    with fitting(out, "all samples", quiet) as on_round:
-        final = calibrate_files.fit(sites, chosen, seed, on_round)
+    chosen, estimated, sets = get_method(method, **sets_options(alpha, coverage)), None, None
+    expected = None if chosen.additive else chosen.rounds
+    with Parts(out, quiet) as parts:
+        parts.begin("reading file", len(files))
+        read = read_sites(files, kind_of(probs), parse_classes(classes), max_bytes, on_file=parts.step)
+        sites = read.samples
+        kept, held = calibrate_files.hold_out(sites, seed)
+        if any(len(labels) for _, labels in held.values()):
+            with fitting(parts, "four fifths of the samples", expected) as on_round:
+                first = calibrate_files.fit(kept, chosen, seed, on_round)
+            expected = first.ledger.rounds  # the same fit on a quarter more samples
+            estimated = calibrate_files.estimate(first, parts.over("measuring sample", held, lambda pair: len(pair[1])))
+            sets = calibrate_files.estimate_sets(first, held)
+        with fitting(parts, "all samples", expected) as on_round:
+            final = calibrate_files.fit(sites, chosen, seed, on_round)
     final.classes, final.probs = name_columns(read.classes), read.probs or None
-    summary = calibrate_files.summary(final, sites, seed, estimated)
+    summary = calibrate_files.summary(final, sites, seed, estimated, sets)
     with locked(out_dir, "fedcal calibrate"):
         final.save(scaler)
         write_json(summed_up, summary)
@@ -73,6 +95,11 @@ def calibrate(
             out.print(f"worst client, {names[view]}: {safe(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
             if view != "before":
                 print(f"{names[view]} against before: {difference(estimated.difference(view, 'before'))}")
+    for view, found in (sets or {}).items():
+        print(
+            f"sets, {names[view]}: {found['coverage']:.1%} hold the label (target {found['target']:.1%}), "
+            f"{found['size']:.2f} classes on average"
+        )
     print(
         "Samples that the scaler was not fitted on: a fifth of each client's; it was then fitted again, on all of them."
         if estimated
@@ -80,6 +107,8 @@ def calibrate(
     )
     if "fallback" in final.params:
         print(f"{chosen.name} fell back on a temperature: too few samples, or a single class.")
+    if few := calibrate_files.too_few(final):
+        print(few)
     out.print(f"Scaler: [bold]{safe(scaler)}[/bold]", soft_wrap=True)
 
 
@@ -91,6 +120,14 @@ def apply(
         str | None, typer.Option(help="Use this client's personal scaler. (default: the global one)")
     ] = None,
     own: Annotated[bool, typer.Option("--own", help="Each row by the personal scaler of its `site`.")] = False,
+    sets: Annotated[
+        bool,
+        typer.Option("--sets", help="Also write conformal sets: `set`, a list of classes; in .npz `sets`, booleans."),
+    ] = False,
+    alpha: Annotated[
+        float | None,
+        typer.Option("--alpha", help="With --sets: the share of labels that they may miss. (default: as calibrated)"),
+    ] = None,
     probs: Kind = None,
     classes: Classes = None,
     max_bytes: MaxBytes = MOST_BYTES,
@@ -103,6 +140,7 @@ def apply(
 
     from fedcal.base.labels import check_classes
     from fedcal.base.store import check_outputs
+    from fedcal.cli import calibrate_files
     from fedcal.data.logit_files import check_output, read_rows, write_probs
     from fedcal.protocol import Scaler
 
@@ -117,9 +155,16 @@ def apply(
     logits, named = rows.logits, parse_classes(classes)
     names = calibration.classes if named is None else check_classes(named, logits.shape[1]).tolist()
     calibrated = np.empty_like(logits)
+    members = np.empty(logits.shape, bool) if sets or alpha is not None else None
     for site, chosen in rows.by_site("").items() if own else [(client, slice(None))]:
         calibrated[chosen] = calibration.predict_proba(logits[chosen], site, probs=False)
-    write_probs(out_file, calibrated, names, rows)
+        if members is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FedCalWarning)  # said below, once
+                members[chosen] = calibration.predict_set(logits[chosen], alpha, site, probs=False)
+    write_probs(out_file, calibrated, names, rows, members)
+    if members is not None and (few := calibrate_files.too_few(calibration, alpha)):
+        print(few)
     out.print(f"{len(logits)} samples: [bold]{safe(out_file)}[/bold]", soft_wrap=True)
 
 

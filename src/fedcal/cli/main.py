@@ -24,6 +24,7 @@ from fedcal.cli.start import start
 
 FILES, SITES, SIMULATE = "Your own files", "Federations", "Simulations"
 NOTHING = "nothing was written"
+WHOLE = "files are written whole, at the end: run the same command again"
 
 
 class Command(NamedTuple):
@@ -37,9 +38,9 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("methods", methods, FILES),
-    Command("calibrate", calibrate, FILES),
-    Command("apply", apply, FILES),
-    Command("evaluate", evaluate, FILES),
+    Command("calibrate", calibrate, FILES, WHOLE),
+    Command("apply", apply, FILES, WHOLE),
+    Command("evaluate", evaluate, FILES, WHOLE),
     Command(
         "server",
         server_app,
@@ -49,7 +50,7 @@ COMMANDS = (
     Command("client", client_app, SITES, "the same command gives the same file"),
     Command("federate", federate, SITES),  # says itself what is kept
     Command("run", command_of_config(), SIMULATE),  # so does this
-    Command("report", report, SIMULATE),
+    Command("report", report, SIMULATE, WHOLE),
     Command("data", data_app, SIMULATE, "files that are whole are kept, and the same command fetches the rest"),
 )
 

@@ -53,6 +53,23 @@ MaxBytes = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
+Alpha = Annotated[
+    float | None,
+    typer.Option(
+        "--alpha",
+        help="Also make conformal sets, which miss the label of at most this share of samples, such as 0.1.",
+        show_default=False,
+    ),
+]
+Coverage = Annotated[
+    str | None,
+    typer.Option(
+        "--coverage",
+        metavar="WHICH",
+        help="Samples of which sets cover 1 - alpha: `marginal` (all), each `class`, or each `site`. (default: marginal)",
+        show_default=False,
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 
 
@@ -62,6 +79,11 @@ def parse_classes(text: str | None) -> list[Any] | None:
         return None
     names = [name.strip() for name in text.split(",")]
     return [int(name) for name in names] if all(re.fullmatch(r"-?\d+", name) for name in names) else names
+
+
+def sets_options(alpha: float | None, coverage: str | None) -> dict[str, Any]:
+    """What --alpha and --coverage say, as options of a method; either of them asks for sets."""
+    return {name: value for name, value in (("alpha", alpha), ("coverage", coverage)) if value is not None}
 
 
 def kind_of(probs: bool | None) -> Any:

@@ -46,7 +46,10 @@ def report(
 
 
 def print_results(results: dict[str, Any], table: Format, quiet: bool) -> None:
-    """Print a run's table in the form that was asked for; quiet: none, unless it is for another program."""
+    """Print a run's table in the form that was asked for, and in the terminal what it shows, in words.
+
+    Where it is quiet: nothing, unless the table is for another program.
+    """
     from fedcal import report as reporting
 
     if table is Format.markdown:
@@ -55,3 +58,6 @@ def print_results(results: dict[str, Any], table: Format, quiet: bool) -> None:
         print(reporting.latex(results))
     elif not quiet:
         out.print(reporting.terminal(results))
+        out.print()
+        for number, sentence in enumerate(reporting.headline(results)):
+            out.print(safe(sentence), style=None if number else "bold", highlight=False)

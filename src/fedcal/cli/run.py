@@ -46,8 +46,7 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
     else:
         config = Config(**options)
     folder = out_dir or _next_folder(config)
-    kept = f"finished rounds are kept in {folder}: go on with `fedcal run --resume --out {shlex.quote(str(folder))}`"
-    with when_stopped(kept), RunProgress(out, config.rounds, quiet) as progress:
+    with when_stopped(lambda: _kept(folder)), RunProgress(out, quiet) as progress:
         results = run(
             config,
             folder,
@@ -55,10 +54,18 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
             overwrite=overwrite,
             on_start=progress.start,
             on_round=progress.round,
+            on_stage=progress.stage,
         )
     print_results(report.load(folder).results if not quiet or table != Format.terminal else results, table, quiet)
     if not quiet:
         out.print(f"\nReport: [bold]{safe(folder / 'report.html')}[/bold]", soft_wrap=True)
+
+
+def _kept(folder: Path) -> str:
+    """What is kept of a run that the user stops, and how to go on."""
+    if not (folder / "checkpoint.safetensors").exists():
+        return "no round is kept yet: start again with the same command"
+    return f"finished rounds are kept in {folder}: go on with `fedcal run --resume --out {shlex.quote(str(folder))}`"
 
 
 def command_of_config() -> Callable[..., None]:

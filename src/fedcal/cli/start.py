@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -27,12 +27,12 @@ class Stopped(Exception):
 
 
 @contextmanager
-def when_stopped(words: str) -> Iterator[None]:
+def when_stopped(words: Callable[[], str]) -> Iterator[None]:
     """Say this where the user stops what runs within: what is kept, and how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Stopped(words) from None
+        raise Stopped(words()) from None
 
 
 def start(app: typer.Typer, name: str, arguments: list[str] | None, kept: str) -> NoReturn:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pooch
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from fedcal.data import formats
 from fedcal.data.sources import SOURCES, Download, File, Source
@@ -99,7 +99,13 @@ def fetch(
     wanted = [d for d in source.downloads if not good.issuperset(file.name for file in d.files)]
     urls = [f"{base_url.rstrip('/')}/{d.name}" if base_url else d.url for d in wanted]
     pooch.get_logger().setLevel("WARNING")  # the bar says it already
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), disable=not progress) as bars:
         for download, url in zip(wanted, urls, strict=True):
             _download(download, url, home, _Bar(bars, download.name))

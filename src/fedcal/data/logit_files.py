@@ -89,14 +89,18 @@ def read_sites(
     classes: Any = None,
     most_bytes: int = MOST_BYTES,
     columns: Sequence[str] = (),
+    on_file: Callable[[int], None] = lambda number: None,
 ) -> Sites:
     """Labelled sites, all with as many classes.
 
     Rows that a `site` column gives one name are one client, whichever files they are in. A name that only a file's name
     suggests must be the only one of its kind: two such files are more likely a mistake. `columns` are further ones to read,
-    such as subgroups.
+    such as subgroups. `on_file` is called after each file, with how many are read.
     """
-    files = [(path, read_rows(path, kind, most_bytes, columns)) for path in paths]
+    files: list[tuple[Path, Rows]] = []
+    for path in paths:
+        files.append((path, read_rows(path, kind, most_bytes, columns)))
+        on_file(len(files))
     width = files[0][1].logits.shape[1]
     for path, rows in files:
         if rows.logits.shape[1] != width:
@@ -201,10 +205,14 @@ def check_output(path: Path) -> None:
         pyarrow()
 
 
-def write_probs(path: Path, probs: Array, classes: Sequence[Any] = (), like: Rows | None = None) -> None:
+def write_probs(
+    path: Path, probs: Array, classes: Sequence[Any] = (), like: Rows | None = None, sets: Array | None = None
+) -> None:
     """Probabilities and predictions, in the form that the path's ending says; `read_rows` reads it back.
 
     Predictions are the columns' labels where they are known, else their numbers. Labels and sites are those of `like`.
+    `sets` are booleans like `probs`: an array `sets` in .npz, else a column `set` that lists the classes (in .csv with | in
+    between).
     """
     check_output(path)
     if not bool(np.isfinite(probs).all()):
@@ -216,17 +224,23 @@ def write_probs(path: Path, probs: Array, classes: Sequence[Any] = (), like: Row
     if like is not None and like.sites is not None:
         said["site"] = like.sites
     columns = {f"p_{k}": p[:, k] for k in range(p.shape[1])} | said
+    names = list(classes) if len(classes) else list(range(p.shape[1]))
+    members = None if sets is None else [[names[k] for k in np.flatnonzero(row)] for row in sets.numpy()]
     raw = io.BytesIO()
     if path.suffix.lower() == ".npz":
         arrays: dict[str, Any] = {"probs": p, **{f"{name}s": values for name, values in said.items()}}
+        arrays |= {} if sets is None else {"sets": sets.numpy()}
         np.savez(raw, **arrays)
     elif path.suffix.lower() == ".parquet":
         arrow, parquet = pyarrow()
-        parquet.write_table(arrow.table({name: arrow.array(values.tolist()) for name, values in columns.items()}), raw)
+        lists = {name: values.tolist() for name, values in columns.items()} | ({"set": members} if members else {})
+        parquet.write_table(arrow.table({name: arrow.array(values) for name, values in lists.items()}), raw)
     else:
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(columns)
-        rows.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+        lists = {name: values.tolist() for name, values in columns.items()}
+        lists |= {"set": ["|".join(map(str, row)) for row in members]} if members else {}
+        rows.writerow(lists)
+        rows.writerows(zip(*lists.values(), strict=True))
         raw.write(text.getvalue().encode())
     write_bytes(path, raw.getvalue(), private=True)

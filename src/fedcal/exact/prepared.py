@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Array, as_array
-from fedcal.base.folds import FEWEST, FOLDS, folds
+from fedcal.base.folds import FEWEST, FOLDS, folds, held_out
 from fedcal.base.logits import BLOCK
 from fedcal.exact.linear import apply_linear, centred_columns
 from fedcal.exact.temperature import KEPT, temperature_sums
@@ -65,6 +65,21 @@ class Prepared:
         if len(self.counts) == 1:
             return np.broadcast_to(np.int64(0), len(self.labels))
         return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @cached_property
+    def split(self) -> tuple[Prepared, Prepared]:
+        """The samples to fit on, and those that are held out for conformal sets; each client's are split apart."""
+        ends = np.cumsum(self.counts)[:-1]
+        pairs = zip(np.split(self.logits, ends), np.split(self.labels, ends), strict=True)
+        held = np.concatenate([held_out(logits, labels) for logits, labels in pairs])
+        counts = [int(part.sum()) for part in np.split(held, ends)]
+        fitting = [whole - part for whole, part in zip(self.counts, counts, strict=True)]
+        return self._rows(~held, fitting), self._rows(held, counts)
+
+    def _rows(self, chosen: Array, counts: list[int]) -> Prepared:
+        part = Prepared(lambda: (self.logits[chosen], self.labels[chosen]), counts)
+        part.fewest = self.fewest
+        return part
 
     def part(self, folded: bool = True) -> Part:
         """Return the samples, sorted by fold if `folded`; the latest result is kept."""

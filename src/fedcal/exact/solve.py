@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Array
+from fedcal.base.query import Query
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalWarning
 from fedcal.exact.linear import Curvature, unpack_hessian, unpack_symmetric
@@ -29,7 +30,7 @@ from fedcal.exact.prepared import ALL
 from fedcal.exact.queries import LinearSums, Points, SumQuery
 
 Sums = dict[str, Array]
-Program = Generator[SumQuery, Sums, Any]  # yields queries, is sent the sums of the replies, returns the result
+Program = Generator[Query, Sums, Any]  # yields queries, is sent the sums of the replies, returns the result
 Inverse = Callable[[Array], Array]  # a gradient ↦ the inverse Hessian times it
 SMALLEST = 1e-15  # share of a step: where even less would be needed, there is none
 MEMORY = 30  # steps that L-BFGS remembers
@@ -295,7 +296,7 @@ def _changes(rows: Array) -> Array:
     return np.append(True, (rows[1:] != rows[:-1]).any(1))
 
 
-def lockstep(groups: list[Group]) -> Program:
+def lockstep(groups: list[Group]) -> Generator[SumQuery, Sums, None]:
     """Advance groups side by side until all their descents are done, one round of messages for all of them."""
     while live := [group for group in groups if not all(descent.done for descent in group.descents)]:
         sums = yield LinearSums(tuple(group.ask() for group in live))

@@ -29,6 +29,7 @@ NEWTON_ROUNDS, OTHER_ROUNDS = 9, 10  # of fits to choose among, with whole Hessi
 FOLD_LARGE = (
     200_000  # bytes of all candidates' fold gradients: if they are more, the best of each family are chosen first
 )
+DIAGONAL = 30.0  # precision of a matrix's diagonal at most; vectors choose 10 to 100
 PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
 OCTAVES = 2.0 ** np.arange(-3, 4)  # scales around a first guess
 GRIDS = 3  # of such scales at most
@@ -97,7 +98,9 @@ def prior_of(family: str, ridge: float, clients: Clients) -> Prior:
     """What a family's fit is shrunk towards: the closest temperature's map, with no intercepts.
 
     The ridge counts in natural logit units, so that it has nothing to do with the net's scale: a deviation of a scale is
-    measured in units of b. Intercepts get at most a precision of 1, unless they are all that a family has.
+    measured in units of b. What a smaller family has too is shrunk by the ridge up to what serves that family: intercepts
+    by at most 1, a matrix's diagonal by at most DIAGONAL. A ridge that keeps K² entries in check would else hold K scales
+    back, and with them the calibration of whole classes.
     """
     k, none = clients.k, identity(family, clients.k)
     scale, intercept = ridge / clients.begin**2, ridge if family == "bias" else min(ridge, 1.0)
@@ -109,6 +112,7 @@ def prior_of(family: str, ridge: float, clients: Clients) -> Prior:
         precision = np.array([scale] * k + [intercept] * k)
     else:
         precision = np.tile([scale] * k + [intercept], k)
+        precision[none > 0] = min(ridge, DIAGONAL) / clients.begin**2
     return Prior(none, precision, clients.mode)
 
 

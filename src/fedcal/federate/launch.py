@@ -11,14 +11,15 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flwr.serverapp.strategy import FedAvg
 
-from fedcal.base.store import make_folder, write_bytes, write_json
+from fedcal.base.store import make_folder, read_json, write_bytes, write_json
 from fedcal.data import DATASETS, load
 from fedcal.errors import FedCalError
 from fedcal.federate import app as app_package
@@ -206,7 +207,22 @@ def _listens(address: str) -> bool:
         return False
 
 
-def federate(plan: Plan, timeout: float, resume: bool = False, keep_keys: bool = False) -> None:
+def rounds_done(folder: Path) -> dict[str, int]:
+    """How many rounds of each phase (`training`, `calibration`, `evaluation`) a running federation has done."""
+    try:
+        log = read_json(folder / "checkpoint" / "log.json")
+    except FedCalError:  # it has not begun, or is done
+        return {}
+    return dict(Counter(one["phase"] for one in log["rounds"]))
+
+
+def federate(
+    plan: Plan,
+    timeout: float,
+    resume: bool = False,
+    keep_keys: bool = False,
+    on_rounds: Callable[[dict[str, int]], None] = lambda done: None,
+) -> None:
     """Start a federation, run it, and stop it. The run folder then holds scaler, results and report.
 
     Args:
@@ -214,6 +230,7 @@ def federate(plan: Plan, timeout: float, resume: bool = False, keep_keys: bool =
         timeout: seconds that the run may take.
         resume: go on from the checkpoint in the run folder.
         keep_keys: leave certificates and keys in the folder.
+        on_rounds: called about once a second with the rounds of each phase that are done.
 
     Raises:
         FedCalError: where the run did not finish.
@@ -225,7 +242,7 @@ def federate(plan: Plan, timeout: float, resume: bool = False, keep_keys: bool =
         clear(plan.folder)
     prepare(plan)
     with federation(plan, keep_keys) as processes:
-        code = processes.call("run", plan.run(), timeout)
+        code = processes.call("run", plan.run(), timeout, lambda: on_rounds(rounds_done(plan.folder)))
     done = (
         "federation.json" if plan.options.get("privacy") else "results.json"
     )  # a private run has no results by client

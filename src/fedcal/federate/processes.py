@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedcal.base.store import make_folder
@@ -84,12 +84,25 @@ class Processes:
         self.running[name] = process
         return process
 
-    def call(self, name: str, command: list[str], timeout: float) -> int:
-        """Start a command and wait for it; returns its exit status, or -1 where the time ran out."""
-        process = self.start(name, command)
+    def call(self, name: str, command: list[str], timeout: float, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """Start a command and wait for it.
+
+        Args:
+            name: of the process.
+            command: its words.
+            timeout: seconds that it has.
+            meanwhile: called about once a second while it runs.
+
+        Returns:
+            Its exit status, or -1 where the time ran out.
+        """
+        process, until = self.start(name, command), time.monotonic() + timeout
         try:
-            return process.wait(timeout)
-        except subprocess.TimeoutExpired:
+            while (left := until - time.monotonic()) > 0:
+                try:
+                    return process.wait(min(left, 1.0))
+                except subprocess.TimeoutExpired:
+                    meanwhile()
             return -1
         finally:
             self.stop(name)

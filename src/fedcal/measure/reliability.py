@@ -225,6 +225,16 @@ class Reliability:
             held += int(count)
         return self._joined(np.array(starts if held >= min_count or len(starts) == 1 else starts[:-1]))
 
+    def groups(self, least: int = 15) -> Reliability:
+        """Return bins to look at: neighbours joined until each holds enough samples, and no empty bins at the lower end.
+
+        Args:
+            least: samples that a bin has at least, if there are as many in all.
+        """
+        first = int(np.argmax(self.count > 0))
+        filled = Reliability(self.edges[first:], *(sums[first:] for sums in self._sums()))
+        return filled.disclosed(min(least, self.n))
+
     def _joined(self, starts: np.ndarray) -> Reliability:
         """Bins from each start up to the next one added up."""
         sums = (np.add.reduceat(s, starts) for s in self._sums())

@@ -1,9 +1,9 @@
 """FedCal-Plus: what cross-fitting says helps, and no more, all of it from sums.
 
 1. A linear map of the logits. Its family (temperature, bias, vector, matrix) and ridge are chosen by the summed
-   out-of-fold NLL, folds lying inside each client. Each family is shrunk towards the fit of the one before. Leaving the
-   temperature, which may move the argmax, takes a gain of two standard errors and no loss of accuracy; a larger family
-   takes one more.
+   out-of-fold NLL, folds lying inside each client. Each family is shrunk towards a temperature, and what it shares with a
+   smaller one no more than that one (`stages.prior_of`). Leaving the temperature, which may move the argmax, takes a gain
+   of two standard errors and no loss of accuracy; a larger family takes one more.
 2. A map of the top confidence, fitted on the chosen map's out-of-fold confidences and kept only if it helps there.
 3. The clients' label distributions: what a client needs to shift the posterior to its own (prior_shift.py).
 
@@ -198,7 +198,7 @@ def ridges_of(family: str, k: int) -> tuple[float, ...]:
     """Prior precisions to try, in natural logit units, strong to weak; of a large matrix fewer, since each costs a gradient
     of K² numbers in every round."""
     if family == "matrix" and k > 10:
-        return (1e3, 1e2, 1e1, 1.0) if k <= MATRIX_NEWTON_MAX else (1e4, 2e3, 5e2, 1e2, 2e1)
+        return (1e3, 1e2, 1e1, 1.0) if k <= MATRIX_NEWTON_MAX else (3e3, 1e3, 3e2, 1e2, 3e1)
     return {
         "bias": (1e2, 1e1, 1.0, 0.1),
         "vector": (1e3, 1e2, 1e1, 1.0),

@@ -135,6 +135,14 @@ class Method(ABC):
             What leaves the client, and what it keeps.
         """
 
+    def fitted_on(self, samples: Prepared) -> Prepared:
+        """Return those of a client's samples that the fit is about: all, unless some are held out for conformal sets.
+
+        Args:
+            samples: the client's.
+        """
+        return samples
+
     @abstractmethod
     def apply(self, params: Params, logits: Any) -> Any:
         """Return calibrated logits: an array of arrays, a tensor of tensors.

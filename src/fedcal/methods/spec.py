@@ -4,8 +4,9 @@
     Python         method="fedcal-plus", accuracy="keep", prior_shift=True   (or the text above as `method`)
     files          {"method": "fedcal-plus", "options": {"accuracy": "keep", "prior_shift": true}}
 
-The text is called a spec. Options are the method's fields that are made by `option` (method.py). `get_method` is the only
-way from a spec to a method, and checks every option's name, type and bounds.
+The text is called a spec. Options are the method's fields that are made by `option` (method.py). Additive methods also take
+those of conformal sets (sets.py), such as alpha=0.1: with any of them, sets are made. `get_method` is the only way from a
+spec to a method, and checks every option's name, type and bounds.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any, get_args, get_type_hints
 
 from fedcal.base.checks import check_value
 from fedcal.errors import FedCalError, unknown
-from fedcal.methods.method import Method
+from fedcal.methods.method import Additive, Method
 from fedcal.methods.registry import METHODS
+from fedcal.methods.sets import Sets, WithSets
 
 LONGEST = 120  # characters of a file's name
 
@@ -87,7 +89,7 @@ def get_method(spec: Any, /, **options: Any) -> Method:
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     method = METHODS[name]
-    known, values = options_offered(method), dict[str, Any]()
+    known, values = options_offered(method) | sets_offered(method), dict[str, Any]()
     for part in text.split(",") if colon else []:
         option, equals, value = (word.strip() for word in part.partition("="))
         _check_name(name, option, known, option in values, spec)
@@ -100,14 +102,24 @@ def get_method(spec: Any, /, **options: Any) -> Method:
         _check_name(name, option, known, option in values, spec)
         values[option] = value
     try:
-        return replace(method, **{option: known[option].check(value) for option, value in values.items()})
+        checked = {option: known[option].check(value) for option, value in values.items()}
+        own = {option: value for option, value in checked.items() if option in options_offered(method)}
+        chosen, of_sets = replace(method, **own), {o: value for o, value in checked.items() if o not in own}
+        return WithSets.of(chosen, Sets(**of_sets)) if of_sets and isinstance(chosen, Additive) else chosen
     except FedCalError as error:
         raise FedCalError(f"{name}: {error}") from None
 
 
 def options_offered(method: Method) -> dict[str, Option]:
     """A method's options by name: its own first, then those that all methods of its kind have."""
+    if isinstance(method, WithSets):
+        return options_offered(method.inner) | sets_offered(method.inner)
     return _options_of_class(type(method))
+
+
+def sets_offered(method: Method) -> dict[str, Option]:
+    """The options of conformal sets, by name, if the method can have sets."""
+    return _options_of_class(Sets) if isinstance(method, Additive) else {}
 
 
 def options_of(method: Method) -> dict[str, Any]:
@@ -116,6 +128,11 @@ def options_of(method: Method) -> dict[str, Any]:
     Args:
         method: one of METHODS, perhaps with other options.
     """
+    if isinstance(method, WithSets):
+        common = Sets()
+        values = {option: getattr(method.sets, option) for option in _options_of_class(Sets)}
+        differ = {option: value for option, value in values.items() if value != getattr(common, option)}
+        return options_of(method.inner) | {"alpha": method.sets.alpha} | differ
     registered = _registered(method)
     values = {option: getattr(method, option) for option in options_offered(method)}
     return {option: value for option, value in values.items() if value != getattr(registered, option)}
@@ -180,7 +197,7 @@ def value_as_text(value: Any) -> str:
 
 
 @cache
-def _options_of_class(kind: type[Method]) -> dict[str, Option]:
+def _options_of_class(kind: type) -> dict[str, Option]:
     hints = get_type_hints(kind)
     entries = [entry for entry in fields(kind) if "help" in entry.metadata]
     entries.sort(key=lambda entry: entry.name in Method.__dataclass_fields__)
@@ -199,10 +216,15 @@ def _check_name(name: str, option: str, known: Mapping[str, Option], twice: bool
         raise FedCalError(f"{name}: option {option!r} is given twice: give it once")
     if option in known:
         return
+    if option in _options_of_class(Sets):
+        raise FedCalError(
+            f"{name}: {option!r} is of conformal sets, which need a method that adds sums, as fedcal-plus"
+        )
     if not known:
         raise FedCalError(f"{name} has no options: leave {option!r} out")
     if not option:
         raise FedCalError(f"{name}: an option is missing in {spec!r}: write {name}:OPTION=VALUE ({', '.join(known)})")
-    near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+    own = [name for name in known if name not in _options_of_class(Sets)]
+    near = difflib.get_close_matches(option, own, 1, 0.5) or difflib.get_close_matches(option, known, 1, 0.8)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise FedCalError(f"{name}: unknown option {option!r}{hint}: its options are {', '.join(known)}")

@@ -25,6 +25,7 @@ from fedcal.exact.queries import Points, Slope
 from fedcal.exact.stages import curvature_of
 from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods.fit import FitScaler
+from fedcal.methods.sets import SetScores, SiteSpread
 
 FURTHEST = 1e4  # a calibrated logit, for a logit of the client's usual size
 ROUNDING = 1 + 1e-9
@@ -66,6 +67,10 @@ def check_bounds(query: Query, size: float, n_classes: int) -> None:
             for name in ("temperature", "temperatures"):
                 for value in part.params.get(name, np.ones(1)).ravel().tolist():
                     _require(_within(value, T_MIN, T_MAX), f"a temperature of {value:g}")
+        elif isinstance(part, SetScores | SiteSpread):
+            for family in set(part.params) & set(FAMILIES):
+                if family != "temperature" or part.params[family].ndim:  # a single temperature is no map of logits
+                    _check_map(family, part.params[family], unit, n_classes)
 
 
 def _check_map(family: str, t: Array, unit: float, n_classes: int) -> None:

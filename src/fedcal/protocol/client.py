@@ -114,7 +114,7 @@ class Client:
         """
         if check:
             check_request(request, self.method)
-        n = len(self.samples.labels) if self.n is None else self.n
+        n = len(self.method.fitted_on(self.samples).labels) if self.n is None else self.n
         if privacy := self.privacy or request.privacy:
             return self._private_reply(request, privacy, n)
         talk = self._consider(request) if self.policy and n else self.talk

@@ -9,6 +9,8 @@
     ShiftEvidence       log-likelihoods ≤ 0 that follow from one another
     NetGradient         n + stop_n samples in all; stop_loss ≥ 0
     FitScaler           temperatures within the limits of a fit
+    SetScores           whole counts, the same total by the global and the personal scaler, at most n
+    SiteSpread          log-likelihoods ≤ 0
 
 Sums are rounded, so each condition has a tolerance: RELATIVE to the largest value that the sum's terms could have. For
 Hessians that follows from the client's squared logits, which it declared in the first round.
@@ -35,6 +37,7 @@ from fedcal.exact.linear import is_scale, unpack_hessian, unpack_symmetric
 from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
+from fedcal.methods.sets import SetScores, SiteSpread
 
 RELATIVE = 1e-9  # rounding of a sum, relative to its terms
 TINY = 1e-150  # the least unit that Hessians are measured in: its square is still a number
@@ -251,6 +254,15 @@ def _net(claim: Claim) -> None:
     claim.require(claim.content["stop_loss"] >= 0, "stop_loss", "is negative")
 
 
+def _set_scores(claim: Claim) -> None:
+    """Held-out samples are at most as many as those that are fitted on, and the same whichever scaler scores them."""
+    totals = {name: float(counts.sum()) for name, counts in claim.content.items()}
+    for name, total in totals.items():
+        _whole(claim, name, claim.content[name])
+        claim.require(total <= claim.n, name, f"counts {total:g} held-out samples, but {claim.n} are fitted on")
+        claim.require(total == max(totals.values()), name, "counts fewer samples than the other scores")
+
+
 def _temperature(claim: Claim) -> None:
     if "temperature" in claim.content:
         t = float(claim.content["temperature"])
@@ -268,4 +280,6 @@ CHECKS: dict[type[Query], Callable[[Claim], None]] = {
     queries.ShiftEvidence: _evidence,
     NetGradient: _net,
     FitScaler: _temperature,
+    SetScores: _set_scores,
+    SiteSpread: _likelihood,
 }

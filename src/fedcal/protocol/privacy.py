@@ -32,6 +32,7 @@ from fedcal.base.checks import check_value, check_whole
 from fedcal.errors import FedCalError
 from fedcal.exact.private_queries import VALUES, PrivateQuery
 from fedcal.methods import Method
+from fedcal.methods.sets import WithSets
 from fedcal.protocol.noise import discrete_gaussian
 
 STEPS = 14  # bits: the grid's spacing is 2⁻¹⁴ of a summand's bound, rounded to a power of two
@@ -118,6 +119,8 @@ class Privacy:
         Raises:
             FedCalError: which says which methods have one.
         """
+        if isinstance(method, WithSets):
+            raise FedCalError("conformal sets have no private form: leave out alpha, or privacy")
         if not method.private:
             raise FedCalError(
                 f"{method.name} has no private form: choose fedcal-plus, fed-bias or another that only adds"

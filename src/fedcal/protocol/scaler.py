@@ -14,13 +14,14 @@ import numpy as np
 
 from fedcal.base import schema
 from fedcal.base.arrays import Array, Params, tensor
-from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs
+from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs, warn_user
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import by_rows, ordered_softmax
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, counted, unknown
 from fedcal.methods import METHODS, Method, method_from_json, method_to_json
+from fedcal.methods.sets import WithSets
 from fedcal.protocol.ledger import Ledger
 from fedcal.protocol.valid import SCALER, SCALER_HEADER, check_params, check_personal
 
@@ -85,6 +86,36 @@ class Scaler:
             probs: as for `apply`.
         """
         return self._by_rows(ordered_softmax, logits, client, probs)
+
+    def predict_set(
+        self, logits: Any, alpha: float | None = None, client: str | int | None = None, *, probs: bool | None = None
+    ) -> Any:
+        """Return conformal sets: for each sample the classes that hold its label with probability 1 − alpha, and more.
+
+        Args:
+            logits: as for `apply`.
+            alpha: the share of labels that may be missed, 0.001 to 0.5; if not given, what the scaler was calibrated for.
+            client: as for `apply`.
+            probs: as for `apply`.
+
+        Returns:
+            Booleans, (N, K): a tensor if a tensor was given, else an array. No set is empty.
+
+        Raises:
+            FedCalError: the scaler has no sets, or alpha is out of range.
+        """
+        method = self.method
+        if not isinstance(method, WithSets):
+            raise FedCalError(
+                "this scaler was made without sets: calibrate with alpha=0.1 (fedcal calibrate --alpha 0.1)"
+            )
+        level = method.sets.alpha if alpha is None else alpha
+        scores, personal = self._logits(logits, probs), self.personal_of(client)
+        if few := method.too_few(self.params, level):
+            warn_user(few)
+        with np.errstate(all="ignore"):
+            found = by_rows(lambda block: method.predict_set(self.params, personal, block, level), scores, bool)
+        return tensor(found).to(logits.device) if hasattr(logits, "detach") else found
 
     def _by_rows(
         self, then: Callable[[Array], Array], scores: Any, client: str | int | None, probs: bool | None

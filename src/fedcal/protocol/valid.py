@@ -13,6 +13,7 @@ import numpy as np
 
 from fedcal.base.arrays import Array, Params, softmax
 from fedcal.base.codec import check_finite
+from fedcal.base.conformal import LEVELS
 from fedcal.base.schema import (
     COUNT,
     NAME,
@@ -30,12 +31,14 @@ from fedcal.base.schema import (
     Tuple,
     check,
 )
+from fedcal.base.site_sets import CONCENTRATIONS
 from fedcal.errors import FedCalError
 from fedcal.exact.linear import FAMILIES, n_parameters
 from fedcal.exact.prior_shift import STRENGTHS
 from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods import Method
 from fedcal.methods.method import Averaged
+from fedcal.methods.sets import COUNTS, GLOBAL, NAMES, PERSONAL, SPREAD, WithSets
 
 SCALER = 2  # schema of scaler files
 MOST_CLASSES = 10**6
@@ -163,6 +166,7 @@ def check_params(method: Method, params: Params, n_classes: int) -> None:
         FedCalError: which names the first one that is wrong.
     """
     _check_tensors(params)
+    _check_sets(method, {name: value for name, value in params.items() if name in NAMES}, n_classes)
     shapes = _shapes(method, n_classes)
     for name, value in params.items():
         shape = shapes.get(name)
@@ -188,10 +192,45 @@ def check_personal(method: Method, personal: Params, params: Params, n_classes: 
         FedCalError: which says what is wrong.
     """
     _check_tensors(personal)
+    if isinstance(method, WithSets) and method.sets.coverage == "site" and GLOBAL in personal:
+        _check_curve(method, GLOBAL, personal[GLOBAL], n_classes)
+        personal = {name: value for name, value in personal.items() if name != GLOBAL}
     if personal and isinstance(method, Averaged):
         check_params(method, personal, n_classes)
     elif personal and (set(personal) != {"shift"} or personal["shift"].shape != (n_classes,) or "prior" not in params):
         raise FedCalError(f"{method.name} gives a client no {', '.join(sorted(personal))} of that shape")
+
+
+def _check_sets(method: Method, found: Params, n_classes: int) -> None:
+    """Refuse thresholds of conformal sets that no federation comes to."""
+    if not isinstance(method, WithSets):
+        if found:
+            raise FedCalError(f"{method.name} was fitted without sets and has no {min(found)!r}")
+        return
+    needed = {GLOBAL, COUNTS, *([SPREAD] if method.sets.coverage == "site" else [])}
+    if odd := sorted((needed - set(found)) | (set(found) - needed - {PERSONAL})):
+        raise FedCalError(f"{odd[0]!r} {'is missing' if odd[0] in needed else 'does not belong there'}")
+    columns = n_classes if method.sets.coverage == "class" else 1
+    counts = found[COUNTS]
+    if counts.shape != (columns,) or not bool(((counts >= 0) & (counts == counts.round())).all()):
+        raise FedCalError(f"{COUNTS!r} does not count the held-out samples")
+    for name in {GLOBAL, PERSONAL} & set(found):
+        _check_curve(method, name, found[name], n_classes)
+    if SPREAD in found:
+        weights = found[SPREAD]
+        sums = weights.sum(-1)
+        right = weights.shape == (len(LEVELS), len(CONCENTRATIONS)) and bool((weights >= 0).all())
+        if not right or not bool((np.abs(sums - 1) < 1e-6).all()):
+            raise FedCalError(f"{SPREAD!r} holds no weights")
+
+
+def _check_curve(method: WithSets, name: str, curve: Array, n_classes: int) -> None:
+    """Thresholds lie within the score's range, and do not grow with α."""
+    shape, most = (len(LEVELS), n_classes if method.sets.coverage == "class" else 1), method.sets.edges(n_classes)[-1]
+    if curve.shape != shape or curve.dtype != np.float64:
+        raise FedCalError(f"{name!r} is {curve.dtype} of shape {tuple(curve.shape)}, not float64 of {shape}")
+    if not bool(((curve >= 0) & (curve <= most)).all()) or bool((np.diff(curve, axis=0) > 0).any()):
+        raise FedCalError(f"{name!r} holds no thresholds of {method.sets.score} scores")
 
 
 def _check_tensors(params: Params) -> None:

@@ -23,12 +23,15 @@ from fedcal.exact.prepared import FoldMap
 from fedcal.exact.private_queries import PRIVATE_QUERIES
 from fedcal.exact.queries import Points
 from fedcal.methods import METHODS, method_from_json, method_to_json
+from fedcal.methods.sets import SET_QUERIES
 from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 
 SCHEMA = 2  # of all messages
 TYPES: dict[str, type] = {
-    kind.__name__: kind for method in METHODS.values() for kind in (*method.may_ask, *PRIVATE_QUERIES, FoldMap, Points)
+    kind.__name__: kind
+    for method in METHODS.values()
+    for kind in (*method.may_ask, *PRIVATE_QUERIES, *SET_QUERIES, FoldMap, Points)
 }
 MOST = 10**9  # rounds
 MOST_CLASSES = 10**6

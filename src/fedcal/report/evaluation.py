@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from fedcal.assess.evaluation import Evaluation
+from fedcal.assess.verdict import Status, change, rejected, status
 from fedcal.base.store import write_bytes
 from fedcal.report.evaluation_figures import plot_calibration, plot_decisions, plot_forest
-from fedcal.report.evaluation_tables import NAMES, cell, digits_of, tables
+from fedcal.report.evaluation_tables import NAMES, digits_of, tables
+from fedcal.report.numbers import UNDEFINED, percent
 from fedcal.report.page import environment
 from fedcal.report.svg import inline
 
 MOST = 24  # sites that get a plot of their own
 # (measure, value of a calibrated model, logarithmic scale)
 FORESTS: tuple[tuple[str, float | None, bool], ...] = (
-    ("auroc", None, False),
-    ("calibration_slope", 1.0, False),
-    ("oe_ratio", 1.0, True),
     ("ici", 0.0, False),
+    ("oe_ratio", 1.0, True),
+    ("calibration_slope", 1.0, False),
+    ("auroc", None, False),
 )
-TILES = ("auroc", "calibration_slope", "oe_ratio", "ici")
+TILES = {  # measures above all others, with what they say
+    "ici": "Average error of a probability (ICI)",
+    "oe_ratio": "Events for each one predicted (O/E)",
+    "calibration_slope": "Calibration slope",
+    "auroc": "Telling cases apart (AUROC)",
+}
+RIGHT = {
+    "ici": "0 is right",
+    "oe_ratio": "1 is right",
+    "calibration_slope": "1 is right",
+    "auroc": "1 is perfect, 0.5 is chance",
+}
+MEANINGS = {
+    "ici": "How far a probability is from what is observed there, on average (integrated calibration index).",
+    "oe_ratio": "Observed over expected events. Above 1 probabilities are too low, below 1 too high.",
+    "calibration_slope": "Below 1 probabilities are too extreme, above 1 too close to the average.",
+    "auroc": "The chance that a sample with the outcome gets a higher probability than one without.",
+    "auprc": "Average precision: the area under the curve of precision and recall.",
+    "calibration_intercept": "The shift of the log-odds that makes the mean right: 0 is right.",
+    "e50": "The median and (E90) the 90 % quantile of the error whose mean is the ICI.",
+    "ece": "Expected calibration error: the gap between confidence and accuracy, averaged over bins. A finite sample of a "
+    "perfectly calibrated model also shows one: its noise floor.",
+    "smooth_ece": "The same from a smooth curve, without bins.",
+    "brier": "The mean squared error of a probability: its calibration part, less discrimination, plus the uncertainty "
+    "of the data.",
+    "nll": "Log loss: the mean of minus the logarithm of the probability that the true class was given.",
+    "net_benefit": "True positives per sample, less false ones weighed by the odds of the threshold.",
+}
 
 Json = Mapping[str, Any]
+Steps = Sequence[tuple[str, str]]
 
 
-def write_page(path: Path, result: Evaluation, title: str, before: Evaluation | None = None) -> None:
+def write_page(
+    path: Path, result: Evaluation, title: str, before: Evaluation | None = None, steps: Steps = (), data: str = ""
+) -> None:
     """Write the page.
 
     Args:
@@ -36,24 +68,27 @@ def write_page(path: Path, result: Evaluation, title: str, before: Evaluation | 
         result: the evaluation.
         title: what was evaluated.
         before: the evaluation of the same samples before calibration.
+        steps: what to do next, each a sentence and a command; if none are given, those that suit the result.
+        data: what is special about the samples, after "920 samples".
     """
-    write_bytes(path, render(result, title, before).encode())
+    write_bytes(path, render(result, title, before, steps, data).encode())
 
 
-def render(result: Evaluation, title: str, before: Evaluation | None = None) -> str:
+def render(result: Evaluation, title: str, before: Evaluation | None = None, steps: Steps = (), data: str = "") -> str:
     """The page as HTML."""
-    top = len(result.classes) > 2
-    pooled = result.pooled
+    top, pooled = len(result.classes) > 2, result.pooled
+    earlier = before.pooled if before else None
+    found = status(pooled, result.sites, result.groups)
     figures = {
         "calibration": _svg(
-            plot_calibration(pooled, "All sites", before.pooled if before else None, top),
+            plot_calibration(pooled, "All sites", earlier, top),
             "calibration",
             "Calibration plot of all sites: " + result.verdict[0],
         ),
         "decisions": _svg(plot_decisions(pooled), "decisions", "Decision curve of all sites")
         if pooled.get("decision_curve")
         else None,
-        "forests": [_forest(result, *one) for one in FORESTS],
+        "forests": [{"svg": _forest(result, *one), "meaning": MEANINGS[one[0]]} for one in FORESTS],
         "sites": _sites(result, before, top),
     }
     return (
@@ -62,15 +97,44 @@ def render(result: Evaluation, title: str, before: Evaluation | None = None) -> 
         .render(
             title=title,
             result=result,
+            status=found,
             headline=result.verdict[0],
-            rest=result.verdict[1:],
-            tiles=[_tile(pooled, key, before.pooled if before else None) for key in TILES],
+            rest=[*result.verdict[1:], *(change(earlier, pooled) if earlier else [])],
+            tiles=[_tile(pooled, key, earlier) for key in TILES],
             figures=figures,
             tables=tables(result),
             before=before is not None,
+            classes=top,
             tests=pooled.get("tests") or {},
+            steps=steps or next_steps(found, bool(rejected(result.sites)), before is not None),
+            data=data,
+            meanings=[(NAMES[key], meaning) for key, meaning in MEANINGS.items() if key in pooled],
         )
     )
+
+
+def next_steps(found: Status, sites_differ: bool, calibrated: bool) -> list[tuple[str, str]]:
+    """What to do with an evaluation: a sentence and the command that does it (or nothing).
+
+    Args:
+        found: what the evaluation says.
+        sites_differ: whether some sites are not calibrated.
+        calibrated: whether a scaler was applied.
+    """
+    again = ("Evaluate again on new samples: calibration breaks when patients, devices or habits change.", "")
+    if found == "calibrated":
+        return [("Use the probabilities as they are.", ""), again]
+    if found == "unknown":
+        return [("Collect more labelled samples, with at least 30 of each class, then evaluate again.", "")]
+    fit = ("Calibrate, on samples that the model was not trained on.", "fedcal calibrate FILE... --out calibrated")
+    check = (
+        "Evaluate on other samples, each site by its personal scaler.",
+        "fedcal evaluate FILE... --scaler calibrated/scaler.safetensors --client --report after.html",
+    )
+    if calibrated:
+        site = " and give each site its personal scaler (--client)" if sites_differ else ""
+        return [(f"Calibrate again, on samples of today{site}.", fit[1]), again]
+    return [fit, check, ("Until then, do not read a probability of 80 % as 80 %.", "")]
 
 
 def _svg(figure: Any, key: str, label: str) -> Markup:
@@ -78,11 +142,15 @@ def _svg(figure: Any, key: str, label: str) -> Markup:
 
 
 def _tile(measures: Json, key: str, before: Json | None) -> dict[str, str]:
+    def text(value: float | None) -> str:
+        if value is None:
+            return UNDEFINED
+        return percent(value, 1, sign=True) if key == "ici" else f"{value:.{digits_of(key)}f}"
+
     one = measures[key]
-    value = "–" if one["value"] is None else f"{one['value']:.{digits_of(key)}f}"
-    interval = "" if one["low"] is None else f"{one['low']:.{digits_of(key)}f} to {one['high']:.{digits_of(key)}f}"
-    earlier = cell(before[key], digits_of(key)).split(" ")[0] if before else ""
-    return {"name": NAMES[key], "value": value, "interval": interval, "before": earlier}
+    interval = "" if one["low"] is None else f"{text(one['low'])} to {text(one['high'])}; "
+    earlier = text(before[key]["value"]) if before else ""
+    return {"name": TILES[key], "value": text(one["value"]), "under": interval + RIGHT[key], "before": earlier}
 
 
 def _forest(result: Evaluation, key: str, reference: float | None, log: bool) -> Markup:

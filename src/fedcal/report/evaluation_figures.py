@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedcal.report.figures import ACCENT, GAP, INK, MUTED, NOISE, styled
+from fedcal.report.figures import ACCENT, DIAGONAL, GAP, INK, MUTED, NOISE, draw_smooth, styled
 
 Json = Mapping[str, Any]
-DIAGONAL: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (4, 3))}
 
 
 def _floats(values: Sequence[Any]) -> np.ndarray:
@@ -32,21 +31,8 @@ def plot_calibration(measures: Json, title: str, before: Json | None = None, top
     """
     fig = Figure(figsize=(3.2, 3.2), layout="constrained")
     ax: Axes = fig.subplots()
-    ax.plot([0, 1], [0, 1], **DIAGONAL)
-    if before and (curve := before.get("calibration_curve")):
-        ax.plot(curve["predicted"], curve["value"], color=MUTED, linewidth=1)
-    if curve := measures.get("calibration_curve"):
-        x = curve["predicted"]
-        ax.fill_between(x, curve["low"], curve["high"], color=ACCENT, alpha=0.18, linewidth=0)
-        ax.plot(x, curve["value"], color=ACCENT)
-    if bins := measures.get("calibration_bins"):
-        x, y = _floats(bins["predicted"]), _floats(bins["value"])
-        ax.vlines(x, bins["low"], bins["high"], color=MUTED, linewidth=0.9)
-        ax.plot(x, y, "o", color=INK, markersize=3)
-    for ticks in (ax.set_xticks, ax.set_yticks):
-        ticks((0, 0.25, 0.5, 0.75, 1), ("0", "", "0.5", "", "1"))
-    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="Confidence" if top else "Predicted", aspect="equal")
-    ax.set_ylabel("Accuracy" if top else "Observed")
+    draw_smooth(ax, measures, before)
+    ax.set(xlabel="Confidence" if top else "Predicted", ylabel="Accuracy" if top else "Observed", aspect="equal")
     ax.set_title(title, fontweight="bold")
     return fig
 

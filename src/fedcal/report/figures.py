@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fedcal",
 }
 styled = mpl.rc_context(STYLE)
+DIAGONAL: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (4, 3))}
 
 
 @styled
@@ -104,23 +105,52 @@ def plot_reliability(
 
 def draw_reliability(ax: Axes, curve: Curve, before: Curve | None = None) -> None:
     """Draw one reliability diagram on axes: accuracy in each bin, its gap to the confidence, and the band of noise."""
-    ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
-    ax.stairs(curve.high, curve.edges, baseline=curve.low, fill=True, color=NOISE, alpha=0.5)
-    ax.stairs(curve.accuracy, curve.edges, baseline=curve.confidence, fill=True, color=GAP, alpha=0.3)
+    full = curve.count > 0
+    x, y, low, high = (values[full] for values in (curve.confidence, curve.accuracy, curve.low, curve.high))
+    ax.plot([0, 1], [0, 1], **DIAGONAL)
+    if curve.equal_widths:
+        ax.stairs(curve.high, curve.edges, baseline=curve.low, fill=True, color=NOISE, alpha=0.5)
+        ax.stairs(curve.accuracy, curve.edges, baseline=curve.confidence, fill=True, color=GAP, alpha=0.3)
+    else:  # few and uneven bins: boxes would look like results
+        ax.fill_between(x, low, high, color=NOISE, alpha=0.5, linewidth=0)
+        ax.vlines(x, x, y, color=GAP, linewidth=4, alpha=0.45)
     if before is not None and before.method != curve.method:
         seen = before.count > 0
         ax.plot(before.confidence[seen], before.accuracy[seen], color=MUTED, linewidth=1)
-    full = curve.count > 0
-    x, y = curve.confidence[full], curve.accuracy[full]
     ax.plot(x, y, color=ACCENT)
     face = [PAPER if inside else ACCENT for inside in curve.in_band[full]]
     ax.scatter(x, y, 16, face, edgecolors=ACCENT, zorder=3, clip_on=False)
+    _unit_square(ax)
+    ax.set_title(in_two_lines(curve.method), loc="left", fontweight="bold")
+    if np.isfinite(curve.ece):
+        ax.set_title(f"ECE {short_percent(curve.ece)} %", loc="right", color=MUTED)
+
+
+def draw_smooth(ax: Axes, measures: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> None:
+    """Draw an evaluation's smooth calibration curve with its 95 % band, and groups of samples with their intervals, on axes.
+
+    Args:
+        ax: the axes.
+        measures: of one set of samples, with `calibration_curve` and `calibration_bins`.
+        before: of the same samples before calibration, drawn behind.
+    """
+    ax.plot([0, 1], [0, 1], **DIAGONAL)
+    if before and (curve := before.get("calibration_curve")):
+        ax.plot(curve["predicted"], curve["value"], color=MUTED, linewidth=1)
+    if curve := measures.get("calibration_curve"):
+        x = curve["predicted"]
+        ax.fill_between(x, curve["low"], curve["high"], color=ACCENT, alpha=0.18, linewidth=0)
+        ax.plot(x, curve["value"], color=ACCENT)
+    if bins := measures.get("calibration_bins"):
+        ax.vlines(bins["predicted"], bins["low"], bins["high"], color=MUTED, linewidth=0.9)
+        ax.plot(bins["predicted"], bins["value"], "o", color=INK, markersize=3)
+    _unit_square(ax)
+
+
+def _unit_square(ax: Axes) -> None:
     for ticks in (ax.set_xticks, ax.set_yticks):
         ticks((0, 0.25, 0.5, 0.75, 1), ("0", "", "0.5", "", "1"))
     ax.set(xlim=(0, 1), ylim=(0, 1))
-    ax.set_title(in_two_lines(curve.method), fontweight="bold")
-    if np.isfinite(curve.ece):
-        ax.set_title(f"ECE {short_percent(curve.ece)} %", loc="right", color=MUTED)
 
 
 @styled

@@ -14,6 +14,8 @@ from fedcal.errors import unknown
 from fedcal.report import figures, prepare, tables, words
 from fedcal.report.numbers import percent, size
 from fedcal.report.results import BASELINE, Results, Run, load
+from fedcal.report.story import LEAST, Panel, changes, client_rows, is_grouped, next_steps, panels, tiles
+from fedcal.report.story_figures import plot_change, plot_panel
 from fedcal.report.svg import inline
 
 FIGURE_KINDS = ("png", "svg", "pdf")
@@ -38,36 +40,100 @@ def write(run_dir: str | Path) -> Path:
 
 def render(run: Run) -> str:
     """The page as HTML."""
+    results = run.results
+    changed = [
+        _svg(plot_change(one), f"change-{i}", f"{one.title} at each client, before and after")
+        for i, one in enumerate(changes(results))
+    ]
+    shown, d = tables.columns(results), tables.digits(results)
     return (
         environment()
         .get_template("page.html.j2")
         .render(
-            results=run.results,
-            digits=tables.digits(run.results),
+            results=results,
             baseline=BASELINE,
-            headline=words.headline(run.results),
-            tiles=_tiles(run.results),
-            settings=_settings(run.results),
-            columns=tables.columns(run.results),
-            rows=tables.rows(run.results),
-            note=tables.note(run.results),
-            skew=_skew(run.results),
+            status=words.status(results),
+            headline=words.headline(results),
+            others=words.other_methods(results),
+            tiles=tiles(results),
+            panels=[_card(one, i, d) for i, one in enumerate(panels(results))],
+            grouped=is_grouped(results),
+            changes=changed,
+            client_rows=client_rows(results),
+            least=LEAST,
+            steps=next_steps(results),
+            settings=_settings(results),
+            head=["Method", *(column.title for column in shown)],
+            rows=_marked_rows(results),
+            best=tables.best(results),
+            note=tables.note(results),
+            all_clients=_all_clients(results, d),
+            costs=_costs(results),
+            skew=_skew(results),
             figures=_figures(run),
         )
     )
 
 
+def _card(panel: Panel, number: int, digits: int) -> dict[str, str]:
+    """A panel as the page shows it."""
+    scores = {"accuracy": panel.accuracy, "ece": panel.ece, "floor": panel.floor}
+    return {
+        "title": panel.title,
+        "under": panel.under,
+        "svg": _svg(plot_panel(panel), f"story-{number}", f"Reliability diagram: {panel.title}, {panel.under}"),
+        **{key: percent(value, digits, sign=True) for key, value in scores.items()},
+    }
+
+
+def _svg(figure: Figure, key: str, label: str) -> Markup:
+    return Markup(inline(figure, key, label))  # the label is escaped there
+
+
+def _marked_rows(results: Results) -> list[list[str | Markup]]:
+    """The table's rows, the best methods' deciding cells in bold."""
+    shown = tables.columns(results)
+    return [
+        [
+            row.method,
+            *(
+                Markup("<strong>{}</strong>").format(text) if row.best and column.bold else text
+                for column, text in zip(shown, row.cells, strict=True)
+            ),
+        ]
+        for row in tables.rows(results)
+    ]
+
+
+def _all_clients(results: Results, digits: int) -> list[list[str]]:
+    """ECE by client and method, local / own."""
+    found = [method["clients"] for method in results["methods"].values()]
+    return [
+        [client, *(f"{percent(m['local']['ece'][c], digits)} / {percent(m['own']['ece'][c], digits)}" for m in found)]
+        for c, client in enumerate(results["data"]["clients"])
+    ]
+
+
+def _costs(results: Results) -> list[list[str]]:
+    """What left a client, by method."""
+    rows = []
+    for name, method in results["methods"].items():
+        cost = method["cost"]
+        sizes = [size(cost.get(key)) for key in ("bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total")]
+        said = words.remarks(method.get("notes", {}))
+        rows.append([name, cost["leaves"], *sizes[:2], str(cost["rounds"]), *sizes[2:], said])
+    return rows
+
+
 def environment() -> Environment:
     """Jinja with the templates of this folder; all text is escaped."""
-    found = Environment(
+    return Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"percent": percent, "size": size}
-    return found
 
 
 def draw(run: Run) -> dict[str, tuple[Figure, str]]:
@@ -130,29 +196,6 @@ def _figures(run: Run) -> dict[str, Any]:
         "ece": drawn["ece"],
         "skew": drawn["skew"],
     }
-
-
-def _tiles(results: Results) -> list[dict[str, str]]:
-    """The main method against no calibration, in four numbers."""
-    name = words.main_method(results)
-    if name is None:
-        return []
-    d, method, uncal = tables.digits(results), results["methods"][name], results["methods"].get(BASELINE)
-    asked = (
-        ("Global ECE", "global", "ece", "pooled test set"),
-        ("Local ECE, mean", "local", "ece", "global scaler, each client's data"),
-        ("Own ECE, mean", "own", "ece", "personal scaler, each client's data"),
-        ("Accuracy", "global", "accuracy", "pooled test set"),
-    )
-    return [
-        {
-            "title": title,
-            "before": percent(uncal[group][key], d) if uncal and name != BASELINE else "",
-            "after": percent(method[group][key], d),
-            "under": under,
-        }
-        for title, group, key, under in asked
-    ]
 
 
 def _settings(results: Results) -> list[tuple[str, str]]:

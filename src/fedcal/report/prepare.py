@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,11 @@ class Curve:
         """The bins whose gap may be sampling noise."""
         return (self.low <= self.accuracy) & (self.accuracy <= self.high)
 
+    @property
+    def equal_widths(self) -> bool:
+        """Whether all bins are equally wide."""
+        return bool(np.allclose(np.diff(self.edges), np.diff(self.edges)[0]))
+
 
 def curve_of(bins: Reliability, name: str) -> Curve:
     """The reliability diagram of samples that were summed up in bins.
@@ -50,10 +55,20 @@ def curve_of(bins: Reliability, name: str) -> Curve:
 
 def prepare_reliability(results: Results, method: str) -> Curve:
     """The reliability diagram of a method's global scaler."""
-    r = results["methods"][method]["reliability"]
+    about = results["methods"][method]
+    return curve_from_json(about["reliability"], method, about["global"]["ece"])
+
+
+def curve_from_json(bins: Mapping[str, Any], name: str, ece: float | None) -> Curve:
+    """A reliability diagram as results.json has it.
+
+    Args:
+        bins: the lists of edges, counts and so on.
+        name: what was measured.
+        ece: its ECE; None if it is not defined.
+    """
     fields = ("edges", "count", "confidence", "accuracy", "low", "high")
-    ece = float(_floats([results["methods"][method]["global"]["ece"]])[0])
-    return Curve(method, ece, *(_floats(r[field]) for field in fields))
+    return Curve(name, float(_floats([ece])[0]), *(_floats(bins[field]) for field in fields))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ _METRICS = dict.fromkeys(("accuracy", "top3", "ece", "ece_floor", "nll", "brier"
 _OVER_CLIENTS = Record({"worst_ece": _METRIC, **_METRICS}, open=True)
 _BINS = ListOf(_METRIC)
 _BY_CLIENT = Record(dict.fromkeys(("accuracy", "ece", "ece_floor", "nll"), ListOf(_METRIC)) | {"n": ListOf(COUNT)})
+_RELIABILITY = Record(dict.fromkeys(("edges", "count", "confidence", "accuracy", "low", "high"), _BINS))
 _METHOD = Record(
     {
         "global": Record(
@@ -34,13 +35,18 @@ _METHOD = Record(
         "local": _OVER_CLIENTS,
         "own": _OVER_CLIENTS,
         "clients": Record({"local": _BY_CLIENT, "own": _BY_CLIENT}),
-        "reliability": Record(dict.fromkeys(("edges", "count", "confidence", "accuracy", "low", "high"), _BINS)),
+        "reliability": _RELIABILITY,
         "cost": Record(
             {"leaves": Text(), "bytes_up": COUNT, "bytes_down": COUNT, "rounds": COUNT},
             optional={"bytes_up_total": COUNT, "bytes_down_total": COUNT, "pooled_data": Truth(), "additive": Truth()},
         ),
     },
-    optional={"summary": Text(), "notes": MapOf(NUMBER)},
+    optional={
+        "summary": Text(),
+        "notes": MapOf(NUMBER),
+        "groups": _RELIABILITY,
+        "pooled_own": Record({"n": COUNT, "reliability": _RELIABILITY, "groups": _RELIABILITY, **_METRICS}, open=True),
+    },
     open=True,
 )
 _COUNTS = ListOf(ListOf(COUNT))
@@ -143,9 +149,16 @@ def check_results(results: Results, what: str) -> None:
         check(results["data"].get(name, []), ListOf(ListOf(COUNT, classes)), f"{what}: data.{name}")
     check(results["data"]["train_counts"], ListOf(Anything(), clients), f"{what}: data.train_counts")
     for name, method in results["methods"].items():
-        bins = len(method["reliability"]["count"])
-        for key, values in method["reliability"].items():
-            check(values, ListOf(Anything(), bins + (key == "edges")), f"{what}: methods.{name}.reliability.{key}")
+        own = method.get("pooled_own", {})
+        for part, found in (
+            ("reliability", method["reliability"]),
+            ("groups", method.get("groups", {})),
+            ("pooled_own.reliability", own.get("reliability", {})),
+            ("pooled_own.groups", own.get("groups", {})),
+        ):
+            for key, values in found.items():
+                many = len(found["count"]) + (key == "edges")
+                check(values, ListOf(Anything(), many), f"{what}: methods.{name}.{part}.{key}")
         for view, columns in method["clients"].items():
             check(columns, MapOf(ListOf(Anything(), clients)), f"{what}: methods.{name}.clients.{view}")
 

@@ -129,10 +129,20 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
             X: logits, or probabilities with `probs=True`.
             client: whose personal scaler to use; the global one if not given.
         """
-        check_is_fitted(self)
-        scores = _column(_array(X)) if self.n_features_in_ == 1 else _array(X)
-        logits = validate_data(self, scores, reset=False, dtype=[np.float64, np.float32])
-        return self.scaler_.predict_proba(logits, client)
+        return self.scaler_.predict_proba(self._checked(X), client)
+
+    def predict_set(self, X: Any, alpha: float | None = None, client: str | int | None = None) -> np.ndarray:
+        """Return conformal sets as booleans, one column for each of `classes_`; fit with `options={"alpha": 0.1}`.
+
+        Args:
+            X: as for `predict_proba`.
+            alpha: the share of labels that may be missed; if not given, what the estimator was fitted for.
+            client: as for `predict_proba`.
+
+        Raises:
+            FedCalError: it was fitted without sets, or alpha is out of range.
+        """
+        return self.scaler_.predict_set(self._checked(X), alpha, client)
 
     def predict(self, X: Any, client: str | int | None = None) -> np.ndarray:
         """Return the most probable of `classes_`.
@@ -149,6 +159,12 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         if tags.classifier_tags is not None:
             tags.classifier_tags.poor_score = True  # on features that are no logits
         return tags
+
+    def _checked(self, X: Any) -> Any:
+        """Logits for the scaler, as many columns as it was fitted on."""
+        check_is_fitted(self)
+        scores = _column(_array(X)) if self.n_features_in_ == 1 else _array(X)
+        return validate_data(self, scores, reset=False, dtype=[np.float64, np.float32])
 
     def _clients(self, X: Any, y: Any, groups: Any) -> dict[str, tuple[Any, Any]]:
         """Each client's logits and labels by name, whichever way they were given."""

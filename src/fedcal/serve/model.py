@@ -88,13 +88,26 @@ class CalibratedModel(nn.Module):
             return ordered_softmax(calibrated, dtype)
         return keep_order(calibrated.to(dtype), calibrated)
 
+    @torch.no_grad()
+    def predict_set(self, x: Tensor, alpha: float | None = None) -> Tensor:
+        """Return conformal sets of a batch as booleans, (N, K), on the device of what the model returns.
+
+        Args:
+            x: what the model takes.
+            alpha: the share of labels that may be missed; if not given, what the scaler was calibrated for.
+
+        Raises:
+            FedCalError: the scaler has no sets, or alpha is out of range.
+        """
+        return self.scaler.fitted.predict_set(self.model(x), alpha, self.scaler.client, probs=self.scaler.probs)
+
 
 class ScalerModule(nn.Module):
     """A fitted scaler, its numbers as buffers: logits or probabilities in, calibrated logits in float64 out."""
 
     def __init__(self, scaler: Scaler, client: str | int | None = None, probs: bool = False) -> None:
         super().__init__()
-        self.fitted, self.probs = scaler, probs
+        self.fitted, self.client, self.probs = scaler, client, probs
         personal = scaler.personal_of(client)
         for prefix, params in (("global", scaler.params), ("personal", personal)):
             for name, value in params.items():

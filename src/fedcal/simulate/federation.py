@@ -177,14 +177,23 @@ def calibrate_alongside(state: Federation, chosen: list[int], trained: list[Trai
 # --- after training ------------------------------------------------------------------------------------------------
 
 
-def finish(state: Federation) -> None:
-    """Calibration rounds on the frozen final model, all clients taking part."""
+def finish(state: Federation, on_fit: Callable[[str, int], None] = lambda method, rounds: None) -> None:
+    """Calibration rounds on the frozen final model, all clients taking part.
+
+    Args:
+        state: the federation, after its training rounds.
+        on_fit: called with a method and its calibration rounds so far, before its fit and after every round.
+    """
     frozen: dict[str, dict[str, Samples]] = {}
     for name, exchange in state.calibrations.items():
+        on_fit(name, 0)
         fit_on = exchange.method.fit_on
         if exchange.server.request is not None and fit_on not in frozen:
             frozen[fit_on] = {c.name: _samples(c, state.model, fit_on) for c in state.clients}
-        state.scalers[name] = exchange.run(frozen.get(fit_on, {}))
+        before = exchange.server.ledger.rounds
+        state.scalers[name] = exchange.run(
+            frozen.get(fit_on, {}), lambda server, name=name, before=before: on_fit(name, server.ledger.rounds - before)
+        )
 
 
 def test_logits(state: Federation) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ RUN/checkpoint.safetensors     only while the run is unfinished
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedcal.base.lock import locked
 from fedcal.base.run_log import append_round, read_rounds
 from fedcal.base.store import RESULTS_SCHEMA, finite, read_json, write_bytes, write_json, write_tensors
 from fedcal.errors import FedCalError
+from fedcal.measure.reliability import Reliability
 from fedcal.measure.tally import Tally
 from fedcal.measure.views import Measured
 from fedcal.methods import method_to_json
@@ -45,6 +46,16 @@ FILES = (  # of a run folder, besides the scalers
 )
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Where a run stands after its training rounds."""
+
+    name: str  # what it does
+    done: int  # steps
+    total: int
+    text: str = ""  # what the next step is about
+
+
 def run(
     config: Config,
     out: str | Path | None = None,
@@ -53,6 +64,7 @@ def run(
     overwrite: bool = False,
     on_round: Callable[[Record], None] = lambda record: None,
     on_start: Callable[[Federation], None] = lambda state: None,
+    on_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> Results:
     """Train a federation, calibrate it with every method of the config, measure, and write the run folder.
 
@@ -63,6 +75,7 @@ def run(
         overwrite: replace an earlier run.
         on_round: called after every training round with its line of rounds.jsonl.
         on_start: called with the federation before its first round.
+        on_stage: called after training, whenever the run comes a step further: fits, measuring, the report.
 
     Returns:
         What results.json holds.
@@ -85,14 +98,14 @@ def run(
     elif config.model in ("logistic", "mlp"):  # too small to share: a second thread only waits
         torch.set_num_threads(1)
     if out is None:
-        return _run(config, None, resume, on_round, on_start)
+        return _run(config, None, resume, on_round, on_start, on_stage)
     folder = Path(out)
     check_folder(folder, config, resume, overwrite)
     with locked(folder, "fedcal run"):
         check_folder(folder, config, resume, overwrite)  # again: another run may just have ended
         if resume and (folder / "results.json").exists() and not (folder / "checkpoint.safetensors").exists():
             return read_json(folder / "results.json")
-        return _run(config, folder, resume, on_round, on_start)
+        return _run(config, folder, resume, on_round, on_start, on_stage)
 
 
 def _run(
@@ -101,6 +114,7 @@ def _run(
     resume: bool,
     on_round: Callable[[Record], None],
     on_start: Callable[[Federation], None],
+    on_stage: Callable[[Stage], None],
 ) -> Results:
     state = federation.assemble(config)
     if folder:
@@ -114,11 +128,22 @@ def _run(
             if state.round % config.checkpoint_every == 0 or state.round == config.rounds:
                 save_checkpoint(folder / "checkpoint.safetensors", state)
 
+    methods = list(state.calibrations)
+
+    def on_fit(method: str, rounds: int) -> None:
+        text = f"{method}, round {rounds}" if rounds else method
+        on_stage(Stage("calibrating", methods.index(method), len(methods), text))
+
     federation.train(state, config.rounds, after_round)
-    federation.finish(state)
+    federation.finish(state, on_fit)
+    on_stage(Stage("calibrating", len(methods), len(methods)))
+    on_stage(Stage("measuring", 0, 1))
     results = summarise(state, federation.evaluate(state))
+    on_stage(Stage("measuring", 1, 1))
     if folder:
+        on_stage(Stage("writing the report", 0, 1))
         _save(folder, state, results)
+        on_stage(Stage("writing the report", 1, 1))
     return results
 
 
@@ -127,7 +152,8 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
 
     SPEC is a method with its options, such as "fedcal-plus:accuracy=keep". `methods.SPEC.global.ece_against.OTHER` is its
     ECE minus OTHER's on the same samples, with its 95 % interval:
-    [difference, low, high]. It is empty where the methods were not compared.
+    [difference, low, high]. It is empty where the methods were not compared. `pooled_own` is all test samples, each under its
+    client's personal scaler.
 
     Args:
         state: the finished federation.
@@ -136,7 +162,7 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
     config, names = state.config, [c.name for c in state.clients]
     methods = {}
     for name in measured["local"].tallies:
-        scaler, whole = state.scalers[name], measured["local"].pooled(name)
+        scaler, whole, personal = state.scalers[name], measured["local"].pooled(name), measured["own"].pooled(name)
         method, ledger, final = scaler.method, scaler.ledger, n_bytes(scaler.params)
         methods[name] = {
             **method_to_json(method),
@@ -145,7 +171,14 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
             "local": measured["local"].over_clients(name),
             "own": measured["own"].over_clients(name),
             "clients": {kind: _by_client(found.tallies[name]) for kind, found in measured.items()},
-            "reliability": _bins(whole),
+            "reliability": _bins(whole.reliability),
+            "groups": _bins(whole.reliability.groups()),
+            "pooled_own": {
+                "n": personal.n,
+                **personal.summary(interval=True),
+                "reliability": _bins(personal.reliability),
+                "groups": _bins(personal.reliability.groups()),
+            },
             "cost": {
                 "leaves": method.leaves,
                 "bytes_up": ledger.bytes_up,
@@ -193,8 +226,7 @@ def _by_client(tallies: dict[str, Tally]) -> dict[str, list[float]]:
     }
 
 
-def _bins(tally: Tally) -> dict[str, list[float]]:
-    bins = tally.reliability
+def _bins(bins: Reliability) -> dict[str, list[float]]:
     (confidence, accuracy), (low, high) = bins.curve(), bins.band()
     columns = {"edges": bins.edges, "count": bins.count, "confidence": confidence, "accuracy": accuracy}
     return {k: v.tolist() for k, v in {**columns, "low": low, "high": high}.items()}

@@ -60,8 +60,8 @@ def calibrate(
         privacy: `Privacy(epsilon=4, delta=1e-5)`: fit under differential privacy, to see what it costs. The clients are
             here all the same: only the scaler may be shown to others, and with `where="central"` not the rounds' sums.
         options: the method's options (see `fedcal methods NAME`), e.g. `accuracy="keep"` for fedcal-plus, which leaves every
-            decision of the model as it is (add `prior_shift=True` for clients' personal scalers that may move theirs), or
-            `net="raw"` for fedcal.
+            decision of the model as it is (add `prior_shift=True` for clients' personal scalers that may move theirs),
+            `alpha=0.1` and `coverage="site"` for conformal sets (docs/conformal.md), or `net="raw"` for fedcal.
 
     Returns:
         The fitted scaler.

@@ -27,6 +27,7 @@ CASES = [
     ("heart", "fed-ts"),
     ("digits", "fed-ts"),
     ("heart", "fedcal-plus"),
+    ("heart", "fedcal-plus:coverage=site"),
     ("digits", "fedcal-plus"),
     ("heart", "fedcal"),
     ("digits", "fedcal-literal"),

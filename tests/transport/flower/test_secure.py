@@ -71,7 +71,7 @@ def lose(node: str, stage: str, after: int = 0):
 # --- the same fit ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedcal-plus", "fed-hist"])
+@pytest.mark.parametrize("method", ["fedcal-plus", "fed-hist", "fed-ts:coverage=site"])
 def test_six_nodes_give_the_plain_fit(method):
     plain_grid, grid = grid_of(6), grid_of(6)
     plain, secure = fit(plain_grid, method), fit(grid, method, secure=True)

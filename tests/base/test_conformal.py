@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import betabinom
 
 from fedcal import FedCalError
-from fedcal.measure.conformal import ConformalHistogram, Score, SetTally, predict_sets
+from fedcal.base.conformal import ConformalHistogram, Score, predict_sets
+from fedcal.measure.conformal import SetTally
 
 SCORES = [Score("lac"), Score("aps"), Score("raps", penalty=0.05, free=2)]
 

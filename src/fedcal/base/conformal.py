@@ -1,0 +1,205 @@
+"""Conformal prediction sets over a federation: sets of classes that contain the label with probability 1 − α.
+
+Each client sends one histogram of the scores of its calibration samples (how badly the true class fits); the sum is the
+pooled histogram. The threshold is the upper edge of the bin with the ⌈(n + 1)(1 − α)⌉-th lowest score, so that for
+exchangeable samples
+
+    1 − α  ≤  P(label in set)  ≤  1 − α + 1/(n + 1) + P(score in that bin)
+
+The lower bound is exact: bins only round the threshold up, by less than a bin's width. Bins are evenly spaced in log-odds,
+because the scores of confident models are close to 0 and 1: by default the threshold's odds exceed the exact ones by less
+than 0.7 %. Any calibrated probabilities will do; those of each client's own (prior-shifted) scaler give sets that fit the
+client. The samples that set the threshold must not be those that the scaler was fitted on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fedcal.base.checks import check_labels, check_probs, check_value, check_whole
+from fedcal.errors import FedCalError, unknown
+
+N_BINS = 8192
+TAIL = 1e-12  # width of the first and the last bin
+# The levels α of a threshold curve; an α in between is rounded down, to the safe side.
+LEVELS = np.concatenate([np.arange(1, 20) / 1000, np.arange(4, 101) / 200])
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score of how badly a class fits: from 0 to 1, or (raps) to 1 plus the largest penalty.
+
+    lac    1 − p                                           smallest sets on average (Sadinle et al. 2019)
+    aps    the probability of all classes up to this one   sets that adapt to the sample (Romano et al. 2020)
+    raps   aps + penalty · (rank − free)₊                  without a long tail (Angelopoulos et al. 2021)
+    """
+
+    kind: Literal["lac", "aps", "raps"] = "aps"
+    penalty: float = 0.01  # raps: for every rank beyond `free`
+    free: int = 5
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("lac", "aps", "raps"):
+            raise unknown("score", self.kind, ("lac", "aps", "raps"))
+        check_value("penalty", self.penalty, float, {"low": 0})
+        check_whole(self.free, "free", low=0)
+
+    def of(self, probs: Any, u: Any = None) -> np.ndarray:
+        """The score of every class, (N, K).
+
+        Args:
+            probs: (N, K) calibrated probabilities.
+            u: (N,) uniform random numbers, to randomise aps and raps: their sets get smaller.
+        """
+        p = check_probs(probs).astype(float)
+        if self.kind == "lac":
+            return np.clip(1 - p, 0.0, 1.0)
+        order = np.argsort(-p, axis=1, kind="stable")
+        ranked = np.take_along_axis(p, order, axis=1)
+        part = np.ones((len(p), 1)) if u is None else _uniform(u, len(p))
+        scores = np.clip(np.cumsum(ranked, axis=1) - (1 - part) * ranked, 0.0, 1.0)
+        if self.kind == "raps":
+            scores = scores + self.penalty * np.maximum(np.arange(1, p.shape[1] + 1) - self.free, 0)
+        found = np.empty_like(scores)
+        np.put_along_axis(found, order, scores, axis=1)
+        return found
+
+    def edges(self, n_classes: int, n_bins: int) -> np.ndarray:
+        """The edges of the bins: of [0, 1], evenly spaced in log-odds; beyond 1 (raps), n_bins / 8 more of equal width."""
+        inner = np.linspace(math.log(TAIL), -math.log(TAIL), check_whole(n_bins, "n_bins", low=2) - 1)
+        edges = np.concatenate([[0.0], 1 / (1 + np.exp(-inner)), [1.0]])
+        most = self.penalty * max(n_classes - self.free, 0) if self.kind == "raps" else 0.0
+        return np.concatenate([edges, np.linspace(1, 1 + most, n_bins // 8 + 2)[1:]]) if most else edges
+
+
+def _uniform(u: Any, n: int) -> np.ndarray:
+    u = np.asarray(u, np.float64)
+    if u.shape != (n,) or not ((u >= 0) & (u <= 1)).all():
+        raise FedCalError(f"u must hold {n} numbers from 0 to 1, one per sample; got shape {u.shape}")
+    return u[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class ConformalHistogram:
+    """What a client sends: how many scores of its samples' labels are in each bin. `a + b` holds both clients' samples."""
+
+    score: Score
+    n_classes: int
+    edges: np.ndarray  # (bins + 1,)
+    count: np.ndarray  # (bins,)
+
+    @classmethod
+    def of(
+        cls, probs: Any, labels: Any, score: Score | None = None, u: Any = None, n_bins: int = N_BINS
+    ) -> ConformalHistogram:
+        """The histogram of samples that the scaler was not fitted on.
+
+        Args:
+            probs: (N, K) calibrated probabilities.
+            labels: (N,) column numbers.
+            score: the score; aps if not given.
+            u: (N,) uniform random numbers (see `Score.of`).
+            n_bins: the number of bins.
+        """
+        score, probs = score or Score(), check_probs(probs)
+        labels = check_labels(labels, *probs.shape)
+        own = np.take_along_axis(score.of(probs, u), labels[:, None], axis=1)[:, 0]
+        edges = score.edges(probs.shape[1], n_bins)
+        return cls(score, probs.shape[1], edges, count_scores(own, edges))
+
+    def __add__(self, other: ConformalHistogram) -> ConformalHistogram:
+        mine, yours = ((h.score, h.n_classes, len(h.count)) for h in (self, other))
+        if mine != yours:
+            raise FedCalError(f"conformal histograms of {mine} and {yours} do not add: same score, classes and bins")
+        return ConformalHistogram(self.score, self.n_classes, self.edges, self.count + other.count)
+
+    @property
+    def n(self) -> int:
+        """How many samples are in it."""
+        return int(self.count.sum())
+
+    def threshold(self, alpha: float) -> float:
+        """The largest score with which a class is in the set; infinite (every class is) with fewer than 1/α − 1 samples.
+
+        Args:
+            alpha: the share of samples whose label may be missing from the set.
+
+        Raises:
+            FedCalError: alpha is not between 0 and 1.
+        """
+        rank = rank_of(check_alpha(alpha), self.n)
+        if rank > self.n:
+            return math.inf
+        return float(self.edges[1 + np.searchsorted(np.cumsum(self.count), rank)])
+
+
+def check_alpha(alpha: Any) -> float:
+    """Return alpha, if it lies between 0 and 1."""
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < 1:
+        raise FedCalError(f"alpha must lie between 0 and 1, not {alpha!r}: 0.1 asks for a coverage of 90 %")
+    return float(alpha)
+
+
+def rank_of(alpha: Any, n: Any) -> Any:
+    """Return ⌈(n + 1)(1 − α)⌉: the threshold is the so-many-th lowest of n scores. More than n: no score is enough."""
+    return np.maximum(np.ceil((n + 1) * (1 - np.asarray(alpha)) - 1e-9), 1).astype(np.int64)
+
+
+def count_scores(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Count scores by bin: edges[b] < score ≤ edges[b + 1], and 0 in the first."""
+    return np.bincount(np.searchsorted(edges[1:-1], scores, side="left"), minlength=len(edges) - 1)
+
+
+def threshold_curve(count: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return the threshold at each of LEVELS, (levels,).
+
+    Args:
+        count: (bins,) how many scores are in each bin.
+        edges: (bins + 1,); the last one is the largest score that there is. It is the threshold, and every class is in
+            the set, where there are fewer than 1/α − 1 scores.
+    """
+    below = np.cumsum(count)
+    bins = np.searchsorted(below, rank_of(LEVELS, below[-1]))
+    return edges[1 + np.minimum(bins, len(count) - 1)]
+
+
+def level_of(alpha: Any) -> int:
+    """Return which of LEVELS serves alpha: the largest that is not above it.
+
+    Raises:
+        FedCalError: alpha is not a number from the lowest to the highest level.
+    """
+    number = int(np.searchsorted(LEVELS, check_alpha(alpha) + 1e-9, side="right")) - 1
+    if number < 0 or alpha > LEVELS[-1] + 1e-9:
+        raise FedCalError(f"alpha must lie within {LEVELS[0]:g} and {LEVELS[-1]:g}, not {alpha!r}")
+    return number
+
+
+def sets_of(scores: np.ndarray, threshold: Any) -> np.ndarray:
+    """Return prediction sets as booleans, (N, K): the classes whose scores are low enough, and always the best one.
+
+    Without the best class a set could be empty. To add a class never lowers coverage.
+
+    Args:
+        scores: (N, K), what `Score.of` gave.
+        threshold: one number, or one per class.
+    """
+    found = scores <= threshold
+    found[np.arange(len(scores)), scores.argmin(axis=1)] = True
+    return found
+
+
+def predict_sets(probs: Any, threshold: float, score: Score | None = None, u: Any = None) -> np.ndarray:
+    """The prediction sets as booleans, (N, K). A set is empty where no class's score is low enough.
+
+    Args:
+        probs: (N, K) calibrated probabilities.
+        threshold: what `ConformalHistogram.threshold` gave.
+        score: the histogram's score.
+        u: (N,) uniform random numbers, where the histogram had some.
+    """
+    return (score or Score()).of(probs, u) <= threshold

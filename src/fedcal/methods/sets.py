@@ -1,0 +1,248 @@
+"""Conformal sets as a part of any additive method: after the scaler, one histogram (or two) of held-out scores.
+
+A fifth of every client's samples is held out of the fit. When the scaler is there, each client sends the histogram of its
+held-out samples' scores, by the global scaler and by its personal one; the sums give the threshold curves, which become part
+of the scaler. This is split conformal prediction on the pooled held-out samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from fedcal.base.arrays import Array, Params
+from fedcal.base.conformal import LEVELS, N_BINS, Score, count_scores, level_of, rank_of, sets_of, threshold_curve
+from fedcal.base.logits import ordered_softmax
+from fedcal.base.query import Query
+from fedcal.base.site_sets import CONCENTRATIONS, site_curve, spread_likelihood, weigh
+from fedcal.errors import FedCalError, counted
+from fedcal.exact.prepared import Prepared
+from fedcal.exact.solve import Program
+from fedcal.methods.method import Additive, Stage, Update, option
+
+NUMBERS = 1 << 20  # of a reply at most, where every class has a histogram of its own
+CLASS_BINS = 2048  # of such a histogram at most
+GLOBAL, PERSONAL, COUNTS, SPREAD = "set_thresholds", "set_personal", "set_counts", "set_spread"  # arrays of a scaler
+NAMES = (GLOBAL, PERSONAL, COUNTS, SPREAD)
+
+
+@dataclass(frozen=True)
+class Sets:
+    """What sets shall promise: the options that every additive method takes."""
+
+    alpha: float = option(0.1, "The share of labels that sets may miss; other levels can be asked for later.", low=0)
+    coverage: Literal["marginal", "class", "site"] = option(
+        "marginal", "Over which samples sets cover 1 − alpha: all, each class's, or each site's."
+    )
+    score: Literal["lac", "aps", "raps"] = option(
+        "lac", "How badly a class fits: lac gives the smallest sets, aps and raps adapt to the sample."
+    )
+    confidence: float = option(0.9, "coverage=site: the probability that a site is covered.", above=0, below=1)
+    positive: int | None = option(
+        None, "A class (its column): sets miss at most alpha of *its* samples, the false-negative rate.", low=0
+    )
+
+    def __post_init__(self) -> None:
+        level_of(self.alpha)
+        if self.positive is not None and self.coverage != "marginal":
+            raise FedCalError(
+                f"positive bounds one class's misses, and coverage={self.coverage} others: give one of them"
+            )
+
+    def edges(self, n_classes: int) -> np.ndarray:
+        """The edges of the score's bins."""
+        most = max(NUMBERS // n_classes, 64)
+        return self.rule.edges(n_classes, min(CLASS_BINS, most) if self.coverage == "class" else N_BINS)
+
+    @property
+    def rule(self) -> Score:
+        return Score(self.score)
+
+
+@dataclass(frozen=True)
+class SetScores(Query):
+    """Histograms of held-out samples' scores under a scaler."""
+
+    params: Params
+
+
+@dataclass(frozen=True)
+class SiteSpread(Query):
+    """How far the sites' held-out scores are from the federation's, as a log-likelihood of what may be common."""
+
+    params: Params  # with the federation's thresholds
+
+
+@dataclass(frozen=True)
+class WithSets(Additive):
+    """An additive method, followed by what conformal sets need."""
+
+    inner: Additive = field(kw_only=True)
+    sets: Sets = field(kw_only=True)
+
+    @classmethod
+    def of(cls, inner: Additive, sets: Sets) -> WithSets:
+        """Make it of a method, whose name and schedule it takes over."""
+        same = ("name", "summary", "schedule", "rounds", "logits_of", "fit_on", "average")
+        return cls(inner=inner, sets=sets, **{name: getattr(inner, name) for name in same})
+
+    @property
+    def leaves(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - it follows from the inner method's
+        return f"{self.inner.leaves}; a histogram of held-out scores"
+
+    def stages(self, n_classes: int) -> tuple[Stage, ...]:
+        spread = (Stage(SiteSpread),) if self.sets.coverage == "site" else ()
+        return (*self.inner.stages(n_classes), Stage(SetScores), *spread)
+
+    def program(self, n_classes: int) -> Program:
+        if self.sets.positive is not None and self.sets.positive >= n_classes:
+            raise FedCalError(f"positive is column {self.sets.positive}, and there are {n_classes} classes, from 0 on")
+        params = yield from self.inner.program(n_classes)
+        sums = yield SetScores(params)
+        edges = self.sets.edges(n_classes)
+        for name, histogram in sums.items():
+            curves = [threshold_curve(row, edges) for row in histogram]
+            params = {**params, name: np.stack(curves, axis=1)}
+        params[COUNTS] = sums[GLOBAL].sum(1)
+        if self.sets.coverage == "site":
+            likelihood = (yield SiteSpread(params))["likelihood"]
+            params = {**params, SPREAD: weigh(likelihood)}
+        return params
+
+    def params_from(self, query: Query) -> Params:
+        return self.inner.params_from(query)
+
+    def fitted_on(self, samples: Prepared) -> Prepared:
+        return samples.split[0]
+
+    # --- a client's half -------------------------------------------------------------------------------------------------
+
+    def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
+        fitting, _ = samples.split
+        if isinstance(query, SetScores):
+            return Update(self._histograms(query.params, samples), memory=memory)
+        if isinstance(query, SiteSpread):
+            return Update({"likelihood": self._likelihood(query.params, samples)}, memory=memory)
+        return self.inner.reply(query, fitting, memory)
+
+    def _histograms(self, params: Params, samples: Prepared) -> Params:
+        """Histograms of the labels' scores, (1 or K, bins): by the global scaler, and by the personal one where there is."""
+        found: dict[str, Any] = {}
+        for fitting, held, labels in _clients(samples):
+            scalers: dict[str, Params] = {GLOBAL: {}}
+            if personal := self.inner.personal(params, {}, *fitting):
+                scalers[PERSONAL] = personal
+            for name, scaler in scalers.items():
+                scores = self._label_scores(params, scaler, held, labels)
+                found[name] = found.get(name, 0) + self._count(scores, labels, held.shape[1])
+        return found
+
+    def _count(self, scores: np.ndarray, labels: np.ndarray, n_classes: int) -> np.ndarray:
+        edges = self.sets.edges(n_classes)
+        if self.sets.coverage == "class":
+            return np.stack([count_scores(scores[labels == k], edges) for k in range(n_classes)]).astype(np.float64)
+        chosen = scores if self.sets.positive is None else scores[labels == self.sets.positive]
+        return count_scores(chosen, edges)[None].astype(np.float64)
+
+    def _label_scores(self, params: Params, personal: Params, logits: Array, labels: Array) -> np.ndarray:
+        """The score of each sample's label."""
+        scores = self.scores(params, personal, logits)
+        return scores[np.arange(len(labels)), labels]
+
+    def _likelihood(self, params: Params, samples: Prepared) -> Array:
+        found = np.zeros((len(LEVELS), len(CONCENTRATIONS)))
+        for fitting, held, labels in _clients(samples):
+            below, n = self._below(params, self.inner.personal(_without_sets(params), {}, *fitting), held, labels)
+            found += spread_likelihood(below, n)
+        return found
+
+    def _below(self, params: Params, personal: Params, logits: Array, labels: Array) -> tuple[np.ndarray, int]:
+        """How many of a client's scores the federation's thresholds cover, and how many there are."""
+        curve = self.curve(params, personal)[:, 0]
+        scores = np.sort(self._label_scores(params, personal, logits, labels))
+        return np.searchsorted(scores, curve, side="right").astype(np.float64), len(scores)
+
+    def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
+        scaler = _without_sets(params)
+        if labels is None:
+            found, held = self.inner.personal(scaler, memory, logits, None), (logits[:0], np.zeros(0, np.int64))
+        else:
+            [(fitting, *held)] = _clients(Prepared(lambda: (logits, labels)))
+            found = self.inner.personal(scaler, memory, *fitting)
+        if self.sets.coverage == "site" and SPREAD in params:
+            below, n = self._below(params, found, *held)
+            curve = np.append(self.curve(params, found)[:, 0], self.sets.edges(logits.shape[1])[-1])
+            own = site_curve(below, n, params[SPREAD], self.sets.confidence, curve)
+            found = {**found, GLOBAL: own[:, None]}
+        return found
+
+    # --- serving ---------------------------------------------------------------------------------------------------------
+
+    def apply(self, params: Params, logits: Any) -> Any:
+        return self.inner.apply(_without_sets(params), logits)
+
+    def apply_personal(self, params: Params, personal: Params, logits: Any) -> Any:
+        return self.inner.apply_personal(_without_sets(params), _without_sets(personal), logits)
+
+    def scores(self, params: Params, personal: Params, logits: Array) -> np.ndarray:
+        """Return the score of every class, (N, K)."""
+        if not len(logits):
+            return np.zeros(logits.shape)
+        return self.sets.rule.of(
+            ordered_softmax(self.apply_personal(params, personal, logits.astype(float, copy=False)))
+        )
+
+    def curve(self, params: Params, personal: Params) -> np.ndarray:
+        """Return the thresholds that serve, (levels, 1 or K): the client's, those of personal scalers, or the global ones."""
+        if GLOBAL in personal:
+            return personal[GLOBAL]
+        return params[PERSONAL if personal and PERSONAL in params else GLOBAL]
+
+    def predict_set(self, params: Params, personal: Params, logits: Array, alpha: float) -> Array:
+        """Return the sets as booleans, (N, K).
+
+        Args:
+            params: of the global scaler.
+            personal: of the client; empty for none.
+            logits: (N, K).
+            alpha: the share of labels that may be missed.
+        """
+        threshold = self.curve(params, personal)[level_of(alpha)]
+        return sets_of(self.scores(params, personal, logits), threshold)
+
+    def too_few(self, params: Params, alpha: float) -> str:
+        """Return one line that says where every class is in the set, since there are too few samples; empty: nowhere."""
+        counts, level = params[COUNTS], LEVELS[level_of(alpha)]
+        short = np.flatnonzero(rank_of(level, counts) > counts)
+        if not len(short):
+            return ""
+        needed = int(np.ceil(1 / level - 1 - 1e-9))
+        if self.sets.coverage == "class":
+            some = ", ".join(map(str, short[:5])) + (", …" if len(short) > 5 else "")
+            return f"{counted(len(short), 'class')} with fewer than {needed} held-out samples (columns {some}): in every set"
+        return f"{int(counts[0])} held-out samples, where alpha={alpha:g} needs {needed}: every class is in every set"
+
+
+def _without_sets(params: Params) -> Params:
+    return {name: value for name, value in params.items() if name not in NAMES}
+
+
+def _clients(samples: Prepared) -> Iterator[tuple[tuple[Array, Array], Array, Array]]:
+    """Each client's samples to fit on, and the logits and labels that it held out; none, if its policy forbids so few."""
+    fitting, held = samples.split
+    first = first_held = 0
+    for n, m in zip(fitting.counts, held.counts, strict=True):
+        told = slice(first_held, first_held + (m if m >= samples.fewest else 0))
+        chosen = slice(first, first + n)
+        yield (
+            (fitting.logits[chosen].astype(float, copy=False), fitting.labels[chosen]),
+            held.logits[told],
+            held.labels[told],
+        )
+        first, first_held = first + n, first_held + m
+
+
+SET_QUERIES: tuple[type[Query], ...] = (SetScores, SiteSpread)
