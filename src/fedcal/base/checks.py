@@ -88,7 +88,8 @@ def check_logits(values: Any, what: str = "logits") -> Array:
         bad = (~np.isfinite(logits)).any(1)
         row = int(bad.argmax())
         raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity ({int(bad.sum())} such rows)")
-    return logits if max(-low, high) <= SPREAD else within_spread(logits)
+    with np.errstate(over="ignore"):  # what overflows is moved up
+        return logits if max(-low, high) <= SPREAD else within_spread(logits)
 
 
 def within_spread(logits: Any) -> Any:

@@ -225,11 +225,11 @@ def write_probs(
         said["site"] = like.sites
     columns = {f"p_{k}": p[:, k] for k in range(p.shape[1])} | said
     names = list(classes) if len(classes) else list(range(p.shape[1]))
-    members = None if sets is None else [[names[k] for k in np.flatnonzero(row)] for row in sets.numpy()]
+    members = None if sets is None else [[names[k] for k in np.flatnonzero(row)] for row in sets]
     raw = io.BytesIO()
     if path.suffix.lower() == ".npz":
         arrays: dict[str, Any] = {"probs": p, **{f"{name}s": values for name, values in said.items()}}
-        arrays |= {} if sets is None else {"sets": sets.numpy()}
+        arrays |= {} if sets is None else {"sets": sets}
         np.savez(raw, **arrays)
     elif path.suffix.lower() == ".parquet":
         arrow, parquet = pyarrow()

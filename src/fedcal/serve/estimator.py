@@ -129,7 +129,8 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
             X: logits, or probabilities with `probs=True`.
             client: whose personal scaler to use; the global one if not given.
         """
-        return self.scaler_.predict_proba(self._checked(X), client)
+        checked = self._checked(X)  # which refuses an estimator that is not fitted
+        return self.scaler_.predict_proba(checked, client)
 
     def predict_set(self, X: Any, alpha: float | None = None, client: str | int | None = None) -> np.ndarray:
         """Return conformal sets as booleans, one column for each of `classes_`; fit with `options={"alpha": 0.1}`.
@@ -142,7 +143,8 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         Raises:
             FedCalError: it was fitted without sets, or alpha is out of range.
         """
-        return self.scaler_.predict_set(self._checked(X), alpha, client)
+        checked = self._checked(X)
+        return self.scaler_.predict_set(checked, alpha, client)
 
     def predict(self, X: Any, client: str | int | None = None) -> np.ndarray:
         """Return the most probable of `classes_`.
