@@ -1,15 +1,18 @@
-"""Rounds, bytes, CPU seconds and quality of a method: on federations' logits, and on simulated ones of 2 to 1,000 classes.
+"""Rounds, bytes and CPU seconds of `fedcal-plus` on simulated federations of 2 to 1,000 classes, also of another commit.
 
-    python benchmarks/rounds.py [FILE.npz ...] [--method fedcal-plus] [--simulated] [--out FILE.json]
+    python benchmarks/rounds.py [--old CHECKOUT] [--method fedcal-plus] [--out FILE.md]
 
-Files are those of `paper.studies.federated_logits`. Bytes are all that one client sends (up) and receives (down). `own` is
-measured at each client with its personal scaler, and averaged over clients.
+Bytes are all that one client sends (up) and receives (down); seconds are of all clients and the server, in one process. What
+real federations get for that is measured by paper/studies/few_rounds.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,26 +21,16 @@ import numpy as np
 import torch
 
 import fedcal
-from fedcal.measure.tally import Tally, over_clients, pooled
 
-SIMULATED = {"2 classes": (4, 60, 2), "10 classes": (20, 250, 10), "100 classes": (20, 250, 100),
-             "1,000 classes": (20, 500, 1000), "1,000 clients": (1000, 200, 10)}  # clients, samples, classes  # fmt: skip
-Split = dict[str, tuple[torch.Tensor, torch.Tensor]]
-
-
-def read(path: Path) -> tuple[Split, Split]:
-    """Each client's calibration and test samples."""
-    a = np.load(path, allow_pickle=False)
-
-    def by_client(split: str) -> Split:
-        logits, labels = torch.from_numpy(a[f"{split}_logits"]).double(), torch.from_numpy(a[f"{split}_labels"]).long()
-        of = a[f"{split}_client"]
-        return {str(c): (logits[of == c], labels[of == c]) for c in range(len(a["train_counts"]))}
-
-    return by_client("cal"), by_client("test")
+ROOT = Path(__file__).parents[1]
+# clients, samples of each, classes
+SIZES = {"2 classes": (4, 60, 2), "10 classes": (20, 250, 10), "20 classes": (20, 250, 20), "100 classes": (20, 250, 100),
+         "1,000 classes": (20, 500, 1000), "1,000 clients": (1000, 200, 10)}  # fmt: skip
+HEAD = """| federation | commit | rounds | MB up | MB down | CPU s | scaler |
+|---|---|---:|---:|---:|---:|---|"""
 
 
-def simulate(clients: int, samples: int, k: int, seed: int = 0) -> Split:
+def simulate(clients: int, samples: int, k: int, seed: int = 0) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Clients of skewed labels, with a model that is over-confident and leans towards some classes."""
     rng, found = np.random.default_rng(seed), {}
     lean, mix = rng.normal(0, 0.7, k), rng.normal(0, 0.3 / k**0.5, (k, k))
@@ -48,59 +41,54 @@ def simulate(clients: int, samples: int, k: int, seed: int = 0) -> Split:
     return found
 
 
-def fit(clients: Split, method: str) -> tuple[fedcal.Scaler, dict[str, Any]]:
-    """The scaler, and what it cost."""
+def measure(sizes: tuple[int, int, int], method: str) -> dict[str, Any]:
+    """What a fit costs, and what it is."""
+    torch.set_num_threads(1)
+    clients = simulate(*sizes)
     began = time.process_time()
     fitted = fedcal.calibrate(clients, method)
-    seconds, ledger = time.process_time() - began, fitted.ledger
     family = next((f for f in ("matrix", "vector", "bias", "temperature") if f in fitted.params), "")
-    return fitted, {
-        "rounds": ledger.rounds, "up": ledger.total_up, "down": ledger.total_down, "cpu": seconds,
-        "scaler": family + (" + map" if "beta" in fitted.params or "hist" in fitted.params else ""),
+    return {
+        "rounds": fitted.ledger.rounds, "up": fitted.ledger.total_up, "down": fitted.ledger.total_down,
+        "cpu": time.process_time() - began, "scaler": family + (" + map" if "beta" in fitted.params else ""),
     }  # fmt: skip
 
 
-def measure(fitted: fedcal.Scaler, test: Split) -> dict[str, Any]:
-    """The test metrics, global and at the clients."""
-    everybody = pooled([Tally.of(fitted.apply(x), y) for x, y in test.values()]).summary()
-    own = [Tally.of(fitted.apply(x, c if c in fitted.personal else None), y) for c, (x, y) in test.items()]
-    local = over_clients(list(test), own)
-    nll = float(np.mean([tally.summary()["nll"] for tally in own]))
-    return {**{m: everybody[m] for m in ("ece", "nll", "accuracy")},
-            "own ece": local["ece"], "own nll": nll, "own accuracy": local["accuracy"]}  # fmt: skip
-
-
-def cost(row: dict[str, Any]) -> str:
+def by_checkout(checkout: Path, name: str, method: str) -> str:
+    """A line of the table, by that checkout's code in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(checkout.resolve() / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--method", method, "--one", name]
+    row = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    git = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    shape = "{:,} × {:,} × {:,}".format(*SIZES[name])
     return (
-        f"{row['rounds']:4d} rounds {row['up'] / 1e6:8.3f} MB up {row['down'] / 1e6:8.3f} MB down"
-        f" {row['cpu']:7.2f} CPU s  {row['scaler']}"
+        f"| {name} ({shape}) | {commit} | {row['rounds']} | {row['up'] / 1e6:.3f} | {row['down'] / 1e6:.3f}"
+        f" | {row['cpu']:.1f} | {row['scaler']} |"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--old", type=Path, help="a checkout of another commit, to compare with")
     parser.add_argument("--method", default="fedcal-plus")
-    parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", choices=SIZES, help=argparse.SUPPRESS)  # in the child process
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    table: dict[str, dict[str, Any]] = {}
-    for path in args.files:
-        cal, test = read(path)
-        fitted, row = fit(cal, args.method)
-        table[path.stem] = row = row | measure(fitted, test)
-        print(f"{path.stem:14s} {cost(row):70s} ECE {row['ece']:6.2%} NLL {row['nll']:.4f} accuracy {row['accuracy']:.2%}"
-              f"  own {row['own ece']:6.2%} {row['own nll']:.4f} {row['own accuracy']:.2%}", flush=True)  # fmt: skip
-    if rows := list(table.values()):
-        whole = {m: np.sum([row[m] for row in rows]) for m in ("ece", "own ece")}
-        whole |= {m: np.mean([row[m] for row in rows]) for m in ("nll", "accuracy", "own nll", "own accuracy")}
-        print("summed ECE, mean of the others:", ", ".join(f"{m} {value:.4f}" for m, value in whole.items()))
-    for name, sizes in SIMULATED.items() if args.simulated else ():
-        table[name] = fit(simulate(*sizes), args.method)[1]
-        print(f"{name:14s} {cost(table[name])}", flush=True)
+    if args.one:
+        print(json.dumps(measure(SIZES[args.one], args.method)))
+        return
+    lines = [HEAD]
+    print(HEAD)
+    for name in SIZES:
+        for checkout in ([args.old] if args.old else []) + [ROOT]:
+            lines.append(by_checkout(checkout, name, args.method))
+            print(lines[-1], flush=True)
     if args.out:
-        args.out.write_text(json.dumps(table, indent=1) + "\n")
+        about = (
+            "clients × samples × classes; seed 0, one thread. `python benchmarks/rounds.py --old CHECKOUT --out FILE`"
+        )
+        args.out.write_text(f"# Records of rounds.py: {args.method}\n\n{about}\n\n" + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if "://" in address or (path.startswith("docs/") and not here.startswith("repository/")):
             return link[0]
         if files.get_file_from_path(in_site(path)) is None:
-            return text if "`" in text else f"{text} (`{path}`)"
+            return f"`{path}`" if path.endswith(text.strip("`")) else f"{text} (`{path}`)"
         return f"{mark}[{text}]({posixpath.relpath(in_site(path), posixpath.dirname(here))}{part or ''})"
 
     pieces = re.split(r"(^```.*?^```$|`[^`\n]+`(?!\]))", markdown, flags=re.MULTILINE | re.DOTALL)

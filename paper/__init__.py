@@ -50,9 +50,13 @@ def reproduce(
     wanted = [cell for cell in module.cells(seeds, device, quick) if not data or cell.data in data]
     if not wanted:
         raise FedCalError(f"{name} has no federations of {', '.join(data or ())}: leave --data out")
-    folders = cells.train(wanted, runs, say, tune=name == "ensemble")
+    folders = cells.train(wanted, runs, say, tune=name in ("ensemble", "head"), features=name == "head")
     if name == "ensemble":
         module.present([module.measure(folder) for folder in folders], out)
+    elif name == "head":  # refits the last layer, which only recordings with features allow
+        module.present(
+            cells.fit(folders, out / "head", say, module.FITTED, total=len(wanted), task=module.fit_cell), out
+        )
     elif name == "figure2":  # draws clients' reliability, which only the recordings have
         module.present(cells.fit(folders, out / "cells", say, total=len(wanted)), out, runs)
     else:

@@ -32,6 +32,7 @@ class Name(StrEnum):
     theory = "theory"
     ensemble = "ensemble"
     momentum = "momentum"
+    head = "head"
 
 
 @app.command()

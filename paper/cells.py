@@ -26,6 +26,7 @@ from fedcal.base.arrays import arrays, tensors
 from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import finite, read_tensors, write_tensors
 from fedcal.data import DATASETS, Dataset, load
+from fedcal.data.samples import Samples
 from fedcal.learn.local import Job, copy_state
 from fedcal.measure.views import measure as measure_views
 from fedcal.methods import METHODS, get_method
@@ -37,11 +38,14 @@ from fedcal.simulate.config import Config
 from fedcal.transport.memory import calibrate
 from paper import results
 from paper.batched import stacked_round
-from paper.recording import Recording, write_final, write_round
+from paper.recording import FEATURES, Recording, write_features, write_final, write_round
 from paper.together import run_rounds
 
 Methods = Mapping[str, str]  # by the name in the tables: the method's spec
-FITTED: Methods = {**{name: name for name in METHODS}, "fedcal-plus-keep": "fedcal-plus:accuracy=keep"}
+FITTED: Methods = {
+    **{name: name for name, method in METHODS.items() if method.takes == "logits"},
+    "fedcal-plus-keep": "fedcal-plus:accuracy=keep",
+}
 
 Say = Callable[[str], None]
 
@@ -63,7 +67,7 @@ def name_of(config: Config) -> str:
 # --- training ------------------------------------------------------------------------------------------------------
 
 
-def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> Iterator[Path]:
+def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False, features: bool = False) -> Iterator[Path]:
     """Train and record every cell that is not recorded yet.
 
     Args:
@@ -71,6 +75,7 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> 
         runs: Folder of the recordings.
         say: Is called with progress messages.
         tune: Whether to also record each client's model after one more round of its own.
+        features: Whether to also record what the last layer takes, of all samples.
 
     Yields:
         The folder of each recording; those that existed come first.
@@ -79,11 +84,14 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> 
     waiting = [cell for cell in cells if not (runs / name_of(cell) / "final.safetensors").exists()]
     for cell in (cell for cell in cells if cell not in waiting):
         folder = runs / name_of(cell)
-        if tune and not (folder / "tuned.safetensors").exists():
+        more = {"tuned.safetensors": _tune} if tune else {}
+        more |= {FEATURES: lambda state, folder: write_features(folder, state)} if features else {}
+        if missing := [file for file in more if not (folder / file).exists()]:
             state = _assemble(cell)
             state.model.load_state_dict(tensors(read_tensors(folder / "model.safetensors")[0]))
-            _tune(state, folder)
-            say(f"{folder.name}: its clients trained once more")
+            for file in missing:
+                more[file](state, folder)
+            say(f"{folder.name}: {' and '.join(missing)} added")
         yield folder
     groups: dict[tuple[Any, ...], list[Config]] = {}
     for cell in waiting:
@@ -91,11 +99,11 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False) -> 
         alone = (cell.beta, cell.seed) if cell.device == "cpu" else ()
         groups.setdefault((*key, *alone), []).append(cell)
     for number, group in enumerate(groups.values(), 1):
-        _train_group(group, runs, lambda text, n=number: say(f"training {n} of {len(groups)}: {text}"), tune)
+        _train_group(group, runs, lambda text, n=number: say(f"training {n} of {len(groups)}: {text}"), tune, features)
         yield from (runs / name_of(cell) for cell in group)
 
 
-def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
+def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool, features: bool = False) -> None:
     """Train cells that share an engine, and write their recordings."""
     began, first = time.perf_counter(), cells[0]
     states = [_assemble(first)]
@@ -130,6 +138,8 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool) -> None:
         write_tensors(folder / "model.safetensors", model, {"schema": 1, **about})
         if tune:
             _tune(state, folder)
+        if features:
+            write_features(folder, state)
         write_final(folder, state, about)  # last: its file marks a complete recording
     per_step = f"{1000 * seconds / steps:.2f} ms per client and step"
     say(f"{label}: trained in {seconds:.0f} s ({per_step}), recorded after {time.perf_counter() - began:.0f} s")
@@ -179,6 +189,7 @@ def fit(
     methods: Methods = FITTED,
     workers: int | None = None,
     total: int | None = None,
+    task: Callable[[Path, Methods], dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Fit and measure every method on every recorded cell.
 
@@ -189,6 +200,7 @@ def fit(
         methods: What to fit.
         workers: How many processes fit; as many as there are cores unless given.
         total: How many folders there are, for progress messages: they may come one by one.
+        task: Fits and measures one cell; `fit_cell` unless given.
 
     Returns:
         The cells' results, in the order of the folders.
@@ -216,7 +228,7 @@ def fit(
                 known.append((folder.name, data))
                 stored = results.read(_file(out, data)).get(folder.name, {"methods": {}})
                 if not set(possible(folder, methods)) <= set(stored["methods"]):
-                    waiting.add(submit(fit_cell, folder, methods))
+                    waiting.add(submit(task or fit_cell, folder, methods))
                 else:
                     skipped += 1
                 ready = {task for task in waiting if task.done()}
@@ -250,6 +262,8 @@ def _at_once(task: Callable[..., dict[str, Any]], *args: Any) -> Future[dict[str
 def possible(folder: Path, methods: Methods) -> Methods:
     """The methods that the cell was recorded for: those that run beside training need every round."""
     asked = read_tensors(folder / "final.safetensors")[1]["methods"]
+    if (folder / FEATURES).exists():
+        asked = [*asked, *(name for name, method in METHODS.items() if method.takes == "features")]
     return {label: spec for label, spec in methods.items() if get_method(spec).name in asked}
 
 
@@ -304,13 +318,19 @@ def _fit(record: Recording, spec: str) -> Scaler:
     return scaler
 
 
-def measure(scaler: Scaler, record: Recording) -> dict[str, Any]:
-    """Metrics of the global scaler, pooled (`global`) and per client (`local`), and of the personal scalers (`own`)."""
+def measure(scaler: Scaler, record: Recording, test: Mapping[str, Samples] | None = None) -> dict[str, Any]:
+    """Metrics of the global scaler, pooled (`global`) and per client (`local`), and of the personal scalers (`own`).
+
+    Args:
+        scaler: What to measure.
+        record: The federation.
+        test: Its test samples as the scaler takes them; their logits unless given.
+    """
     views = {
         "local": lambda _, logits: scaler.apply(logits),
         "own": lambda client, logits: scaler.apply(logits, client if client in scaler.personal else None),
     }
-    found = measure_views(record.samples("test"), views, compare=False)
+    found = measure_views(test or record.samples("test"), views, compare=False)
     out: dict[str, Any] = {"global": found.pooled("local").summary()}
     for kind in views:
         out[kind] = {k: v for k, v in found.over_clients(kind).items() if k != "spread"}

@@ -76,3 +76,13 @@ def figure2(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
         *paper_cells("mnist", (1.0,), seeds, device, quick, **{**how, "clients": 5}, partition="iid"),
         *paper_cells("mnist", (0.1,), seeds, device, quick, **{**how, "clients": 5}),
     ]
+
+
+def head(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
+    """MNIST and CIFAR-10 at every β, the federations of Table 1; no round but the last has to be recorded."""
+    fitted = {"method": tuple(name for name in METHODS if name != "fedcal-literal")}
+    return [
+        cell
+        for data in ("mnist", "cifar10")[: 1 if quick else 2]
+        for cell in paper_cells(data, BETAS, seeds, device, quick, **fitted)
+    ]

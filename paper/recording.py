@@ -2,6 +2,7 @@
 
 FOLDER/rounds/0001.safetensors   each trained client's own model on its training samples: CLIENT/local/train
 FOLDER/final.safetensors         the final model on every client's calibration and test split, and all labels
+FOLDER/features.safetensors      if asked for: [logits | features] of every client's calibration, training and test split
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedcal.base.arrays import tensors as tensors_of
+from fedcal.base.last_layer import with_features
 from fedcal.base.store import read_tensors, unnest, write_tensors
 from fedcal.data.samples import Samples
 from fedcal.learn.local import predict
 from fedcal.simulate.config import Config
 from fedcal.simulate.federation import Federation
+from fedcal.transport.features import feature_rows
 
 SCHEMA = 1
+FEATURES = "features.safetensors"
 LOCAL = "local/train"  # of the client's own model on its training samples
 
 
@@ -39,6 +44,16 @@ def write_final(folder: Path, state: Federation, about: dict[str, Any]) -> None:
     names = [client.name for client in state.clients]
     about = {"schema": SCHEMA, "config": state.config.to_dict(), "clients": names, "G": state.skew.G, **about}
     write_tensors(folder / "final.safetensors", tensors, about)
+
+
+def write_features(folder: Path, state: Federation) -> None:
+    """Write the final model's logits and features (the input of its last layer) on every split, as they are: in float32."""
+    whole, tensors = with_features(state.model), {}
+    for split in ("cal", "train", "test"):
+        for client in state.clients:
+            rows = feature_rows(whole, getattr(client, f"{split}_x"), trained=split == "train")
+            tensors[f"{split}/{client.name}"] = rows.contiguous()
+    write_tensors(folder / FEATURES, tensors, {"schema": SCHEMA})
 
 
 class Recording:
@@ -63,6 +78,19 @@ class Recording:
         tensors = tensors_of(read_tensors(_round(self.folder, number))[0])
         logits = {name.removesuffix(f"/{LOCAL}"): value for name, value in tensors.items()}
         return {name: (logits[name].double(), self.train_labels[name]) for name in self.names if name in logits}
+
+    def rows(self) -> tuple[dict[str, Samples], dict[str, Samples]]:
+        """Rows with features: each client's calibration and training samples, to fit on; and its test samples."""
+        tensors, _ = read_tensors(self.folder / FEATURES)
+        cal, train, test = (unnest(split, tensors) for split in ("cal", "train", "test"))
+        fit = {
+            name: (
+                torch.cat([cal[name], train[name]]),
+                torch.cat([self.splits["cal"][name][1], self.train_labels[name]]),
+            )
+            for name in self.names
+        }
+        return fit, {name: (test[name], self.splits["test"][name][1]) for name in self.names}
 
     @property
     def n_classes(self) -> int:

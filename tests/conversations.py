@@ -6,14 +6,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedcal.methods import METHODS
+from fedcal.exact.head_samples import join
+from fedcal.methods import METHODS, get_method
 from fedcal.protocol import Client, Reply, Request, Server
 
 Samples = list[tuple[np.ndarray, np.ndarray]]
+LOGIT_METHODS = [name for name, method in METHODS.items() if method.takes == "logits"]
+ADDITIVE = [
+    f"{name}:features=4" if method.takes == "features" else name for name, method in METHODS.items() if method.additive
+]
 ROUNDS = 80  # of a conversation; by then every kind of request has been sent
 SPECS = [
     f"{name}:rounds={2 if not method.additive else 12}"
     if name.startswith(("fedcal", "lr-ts", "fed-op")) and name != "fedcal-plus"
+    else f"{name}:features=4"
+    if method.takes == "features"
     else name
     for name, method in METHODS.items()
     if name != "uncal"
@@ -31,9 +38,23 @@ def make_samples(sizes: list[int], k: int, scale: float = 3.0, seed: int = 0) ->
     return found
 
 
+def suited(spec: str, samples: Samples) -> Samples:
+    """Return the samples as the method takes them: with four features where it takes features, some of them trained on."""
+    if get_method(spec).takes == "logits":
+        return samples
+    rng, found = np.random.default_rng(1), []
+    for logits, labels in samples:
+        x = torch.from_numpy(rng.normal(size=(len(labels), 4))) + labels[:, None] * torch.arange(4)
+        trained = len(labels) // 3
+        rows = [join(logits[trained:], x[trained:]), join(logits[:trained], x[:trained], trained=True)]
+        found.append((torch.cat(rows), torch.cat([labels[trained:], labels[:trained]])))
+    return found
+
+
 def converse(spec: str, samples: Samples) -> Iterator[tuple[Server, Request, dict[str, Reply]]]:
     """Run a fit; yield every request with all replies, before the server receives them."""
     server = Server(spec, samples[0][0].shape[1])
+    samples = suited(spec, samples)
     clients = {f"site{i}": Client(server.plan.method, *pair) for i, pair in enumerate(samples)}
     while (request := server.request) is not None and server.ledger.rounds < ROUNDS:
         replies = {name: client.reply(request) for name, client in clients.items()}

@@ -11,6 +11,7 @@ import typer
 
 from fedcal.cli.main import app
 from fedcal.data import DATASETS
+from fedcal.data.own_files import names_a_file
 from fedcal.methods import METHODS, get_method
 from pages import executed, pictures, run_page
 
@@ -59,6 +60,26 @@ def test_pages_run_and_print_what_they_show(page, tmp_path, monkeypatch):
         assert (tmp_path / name).is_file() and (ROOT / "docs" / "images" / page.stem / name).is_file(), name
 
 
+def test_the_results_in_the_readme_are_those_measured():
+    """Means over Table 1's 16 cells: ECE, accuracy, NLL."""
+    measured = (
+        (ROOT / "paper" / "results" / "table1.md").read_text(encoding="utf-8").split("### All methods, 16 cells")[1]
+    )
+    rows = {cells[0].strip("`"): cells[1:] for cells in table(measured)}
+    shown = table(README.split("## Results")[1].split("## ")[0])
+    assert len(shown) == 7
+    for title, _, *figures in shown:
+        name = "uncal" if title == "no calibration" else re.findall(r"`(.*?)`", title)[0]
+        total, _, nll, accuracy = map(float, rows[name + "-keep" * title.endswith("kept")][:4])
+        assert figures == [f"{total / 16:.2f}", f"{accuracy:.2f}", f"{nll:.4f}"], title
+
+
+def table(text: str) -> list[list[str]]:
+    """The rows of a Markdown table, without its head."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 160
 
@@ -73,7 +94,8 @@ def test_commands_parse(line):
     methods = given.get("method") or ()
     for spec in [methods] if isinstance(methods, str) else methods:
         get_method(spec)
-    assert (given.get("data") or given.get("name") or "digits") in DATASETS
+    data = given.get("data") or given.get("name") or "digits"
+    assert data in DATASETS or names_a_file(data)
 
 
 def test_first_lines_hold_the_two_commands():

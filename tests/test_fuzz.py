@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedcal
+from conversations import LOGIT_METHODS
 from fedcal import FedCalError
 from grid_cases import EXACT, MAY_REORDER, check_order, check_probabilities, pool, probabilities
 
@@ -61,7 +62,7 @@ def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:
     return st.just({"patience": 2, "lr": 0.1} if method == "fed-op" else {})
 
 
-@pytest.mark.parametrize("method", fedcal.METHODS)
+@pytest.mark.parametrize("method", LOGIT_METHODS)
 @settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import fedcal
+from conversations import LOGIT_METHODS
 from fedcal import FedCalError
 from grid_cases import (
     CASES,
@@ -36,7 +37,7 @@ SHORT: dict[str, dict[str, Any]] = {  # nets are trained for a few steps only: w
     "lr-ts": {"rounds": 3},
     "fed-op": {"patience": 2, "lr": 0.1},
 }
-VARIANTS = {name: (name, SHORT.get(name, {})) for name in fedcal.METHODS} | {
+VARIANTS = {name: (name, SHORT.get(name, {})) for name in LOGIT_METHODS} | {
     "fedcal-plus, keep": ("fedcal-plus", {"accuracy": "keep"}),
     "fedcal-plus, keep, uninformed": ("fedcal-plus", {"accuracy": "keep", "informed": False}),
 }

@@ -23,7 +23,7 @@ from fedcal.base.conformal import ConformalHistogram, Score, predict_sets
 from fedcal.base.seeds import numpy_rng
 from fedcal.measure.conformal import SetTally
 from fedcal.protocol import Scaler
-from paper.studies.federated_logits import Split, read
+from paper.logits import Split, read
 
 METHODS = {"uncal": False, "val-ts": False, "fedcal-plus": False, "fedcal-plus own": True}
 ENOUGH = 20  # test samples from which on a client's coverage says something

@@ -2,9 +2,8 @@
 
     python -m paper.studies.federated_logits FILE.npz … [--method fedcal-plus …] [--out FILE.json]
 
-Each file holds a federation: cal_logits, cal_labels, cal_client, test_logits, test_labels, test_client.
-Scalers are fitted on the clients' calibration splits; the whole test set is used once, to measure. `NAME keep` stands for
-`accuracy="keep"`.
+Each file holds a federation (paper/logits.py). Scalers are fitted on the clients' calibration splits; the whole test set is
+used once, to measure. `NAME keep` stands for `accuracy="keep"`.
 """
 
 from __future__ import annotations
@@ -19,23 +18,11 @@ import torch
 
 import fedcal
 from fedcal.measure.tally import Tally, over_clients, pooled
+from paper.logits import read
 from paper.results import write
 
 DEFAULT = ["uncal", "val-ts", "fed-bias", "fedcal-plus", "fedcal-plus keep"]
 METRICS = ("ece", "ece_floor", "nll", "accuracy", "top3", "brier", "classwise_ece", "debiased_l2")
-Split = dict[str, tuple[torch.Tensor, torch.Tensor]]
-
-
-def read(path: Path) -> tuple[Split, Split]:
-    """Each client's calibration and test samples."""
-    a = np.load(path, allow_pickle=False)
-
-    def by_client(split: str) -> Split:
-        logits, labels = torch.from_numpy(a[f"{split}_logits"]).double(), torch.from_numpy(a[f"{split}_labels"]).long()
-        of = a[f"{split}_client"]
-        return {str(c): (logits[of == c], labels[of == c]) for c in range(len(a["train_counts"]))}
-
-    return by_client("cal"), by_client("test")
 
 
 def measure(path: Path, name: str) -> dict[str, Any]:

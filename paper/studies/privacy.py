@@ -2,7 +2,7 @@
 
     python -m paper.studies.privacy FILE.npz … [--where central …] [--out FILE.json] [--figure FILE.png]
 
-Each file holds a federation (see federated_logits.py). Per file, a private fit is drawn ten times for every ε and for noise
+Each file holds a federation (paper/logits.py). Per file, a private fit is drawn ten times for every ε and for noise
 that is central, distributed and local; sample level, δ = 1e-5. The gain is the NLL of the test set before calibration minus
 that after, under the global scaler; shares are of the gain of `fedcal-plus` without privacy, summed over the files. Noise
 comes from the operating system, so that figures differ a little from run to run.
@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 
 import fedcal
 from fedcal.report.figures import STYLE
+from paper.logits import Split, read
 from paper.results import write
-from paper.studies.federated_logits import Split, read
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 WHERE: tuple[Literal["central", "distributed", "local"], ...] = ("central", "distributed", "local")

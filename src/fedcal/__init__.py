@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedcal.measure.metrics import accuracy, brier, classwise_ece, ece, equal_mass_ece, mce, nll, top_k
     from fedcal.measure.reliability import Reliability
     from fedcal.methods import METHODS
+    from fedcal.monitor import Monitor
     from fedcal.nets.matching import match
     from fedcal.protocol import Privacy, Scaler
     from fedcal.serve.estimator import FederatedCalibrator
@@ -27,6 +28,7 @@ __all__ = [
     "FedCalError",
     "FedCalWarning",
     "FederatedCalibrator",
+    "Monitor",
     "Privacy",
     "Reliability",
     "Scaler",
@@ -55,6 +57,7 @@ __getattr__, __dir__ = lazily(
         "Config": "fedcal.simulate.config",
         "FederatedCalibrator": "fedcal.serve.estimator",
         "METHODS": "fedcal.methods",
+        "Monitor": "fedcal.monitor",
         "Privacy": "fedcal.protocol",
         "Reliability": "fedcal.measure.reliability",
         "Scaler": "fedcal.protocol",

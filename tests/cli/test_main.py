@@ -15,7 +15,7 @@ from fedcal.cli.main import main
 from fedcal.cli.methods import CHOICES
 from fedcal.data import DATASETS
 from fedcal.methods import DEFAULT, get_method
-from fedcal.methods.spec import options_offered
+from fedcal.methods.spec import options_offered, sets_offered
 
 RUN = ["run", "--model", "logistic", "--clients", "4", "--rounds", "2", "--method", "uncal", "--method", "avg-t"]
 FILES = [
@@ -86,7 +86,8 @@ def test_methods_recommends_one(command: Command, monkeypatch: pytest.MonkeyPatc
 def test_the_options_of_each_method_are_shown(name: str, command: Command) -> None:
     text = command("methods", name)
     shown = re.findall(r"^│ ([a-z_]+) ", text, flags=re.MULTILINE)
-    assert sorted(shown) == sorted(options_offered(fedcal.METHODS[name]))
+    method = fedcal.METHODS[name]
+    assert sorted(shown) == sorted(options_offered(method) | sets_offered(method))
     assert ("It has no options." in text) == (not shown)
 
 

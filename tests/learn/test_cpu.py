@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedcal import Config
+from fedcal.errors import FedCalError
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, copy_state, train_in_turn
 from fedcal.learn.models import build
@@ -67,6 +68,6 @@ def test_an_error_in_a_client_is_raised():
     model = build("cnn", SHAPE, 10, torch.Generator().manual_seed(0))
     bad = [Job(copy_state(model), torch.randn(4, 1, 8, 8), torch.zeros(4).long(), np.random.default_rng(0))]
     engine = cpu.Engine(model, SGD(epochs=1), 2)
-    with pytest.raises(RuntimeError, match="channels"):
+    with pytest.raises(FedCalError, match=r"the model fails on inputs of shape .1, 8, 8.*channels"):
         engine.train(bad)
     assert len(engine.train(jobs_for(model))) == 3  # the models are back in their places

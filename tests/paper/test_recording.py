@@ -7,9 +7,10 @@ import torch
 
 import fedcal
 from fedcal import Config
-from paper import cells
+from paper import cells, logits
 from paper.recording import Recording
 from paper.results import read
+from paper.studies import few_rounds
 
 CELL = Config(data="digits", model="mlp", clients=4, clients_per_round=2, rounds=3, epochs=1, beta=0.5)
 NAMES = ("uncal", "val-ts", "fed-ts", "fedcal", "fedcal-literal")
@@ -39,8 +40,20 @@ def test_the_rounds_are_recorded(recorded):
     record = Recording(folders[0])
     seen = record.round(1)
     assert len(seen) == 2
-    for name, (logits, labels) in seen.items():
-        assert logits.shape == (len(labels), 10) and torch.equal(labels, record.train_labels[name])
+    for name, (found, labels) in seen.items():
+        assert found.shape == (len(labels), 10) and torch.equal(labels, record.train_labels[name])
+
+
+def test_studies_read_the_same_samples_and_measure_both_variants(recorded):
+    _, folders, _, _ = recorded
+    for split, found in zip(("cal", "test"), logits.read(folders[0]), strict=True):
+        expected = Recording(folders[0]).samples(split)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[c][i], expected[c][i]) for c in expected for i in (0, 1))
+    improve, keep = (few_rounds.measure(folders[0])[name] for name in few_rounds.METHODS)
+    uncal = recorded[2]["methods"]["uncal"]["global"]
+    assert keep["global"]["accuracy"] == uncal["accuracy"] and improve["rounds"] <= 20
+    assert improve["global"]["nll"] < uncal["nll"] > keep["global"]["nll"]
 
 
 def test_a_second_time_nothing_is_done_again(recorded, monkeypatch):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedcal
+from conversations import LOGIT_METHODS
 from fedcal import protocol
 from fedcal.methods import METHODS, get_method
 
@@ -32,7 +33,7 @@ def printed_loop() -> str:
     return textwrap.dedent("\n".join(code)).replace("n_classes=10", "n_classes=n_classes")
 
 
-@pytest.mark.parametrize("spec", [*METHODS, "fedcal-plus:accuracy=keep", "fedcal:average=latest,rounds=2"])
+@pytest.mark.parametrize("spec", [*LOGIT_METHODS, "fedcal-plus:accuracy=keep", "fedcal:average=latest,rounds=2"])
 def test_the_printed_loop_is_calibrate(spec: str) -> None:
     samples = federation()
     names = {"Server": protocol.Server, "Client": protocol.Client, "method": spec, "samples": samples, "n_classes": 4}
@@ -71,7 +72,7 @@ def test_a_server_stops_and_goes_on_anywhere(spec: str) -> None:
 def test_additive_clients_need_no_state() -> None:
     """Every request to a new client: the same scaler, since queries hold all that replies need."""
     samples = federation()
-    for spec in [name for name, method in METHODS.items() if method.additive]:
+    for spec in [name for name in LOGIT_METHODS if METHODS[name].additive]:
         server = protocol.Server(spec, n_classes=4)
         while (request := server.request) is not None:
             server.receive({name: protocol.Client(spec, *pair).reply(request) for name, pair in samples.items()})

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conversations import Samples, converse, make_samples
+from conversations import ADDITIVE, Samples, converse, make_samples
 from fedcal import METHODS, FedCalError
 from fedcal.base.query import Query
 from fedcal.exact import queries, stages
+from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
 from fedcal.methods.sets import SET_QUERIES, SetScores, SiteSpread
@@ -24,7 +25,6 @@ from fedcal.protocol.checks import Known
 from fedcal.protocol.plausible import CHECKS, Claim, check_plausible, check_size
 
 SITES = "fedcal-plus:coverage=site"
-ADDITIVE = [name for name, method in METHODS.items() if method.additive]
 
 
 def claims(spec: str, samples: Samples) -> Iterator[Claim]:
@@ -34,8 +34,10 @@ def claims(spec: str, samples: Samples) -> Iterator[Claim]:
         for name, reply in replies.items():
             known[name] = known.get(name, Known()).after(reply)
             if reply.content:
-                k, squares = server.plan.n_classes, known[name].squares
-                yield Claim(name, request.query, reply.content, reply.n, k, squares)
+                k, of = server.plan.n_classes, known[name]
+                yield Claim(
+                    name, request.query, reply.content, reply.n, k, of.squares, trained=of.trained, features=of.features
+                )
 
 
 def check(claim: Claim) -> None:
@@ -87,11 +89,8 @@ def test_honest_replies_about_many_classes_pass(name: str, scale: float, monkeyp
 def honest() -> list[Claim]:
     """Claims of every kind, of one client among three."""
     small = make_samples([80, 90, 100], 3)
-    found = [
-        c
-        for name in ("fedcal-plus", "fed-vector", "fed-ts", "fed-op:rounds=3", "avg-t", SITES)
-        for c in claims(name, small)
-    ]
+    names = ("fedcal-plus", "fed-vector", "fed-ts", "fed-op:rounds=3", "avg-t", "fed-head:features=4", SITES)
+    found = [c for name in names for c in claims(name, small)]
     with pytest.MonkeyPatch.context() as patch:  # as with many classes
         patch.setattr(stages, "NEWTON_MAX", 0)
         patch.setattr(stages, "MATRIX_NEWTON_MAX", 0)
@@ -108,7 +107,7 @@ def claim_with(where: Where) -> tuple[Claim, str]:
     for claim in honest():
         if type(claim.query) is not kind:
             continue
-        if not isinstance(claim.query, queries.LinearSums):
+        if not isinstance(claim.query, queries.LinearSums | HeadSums):
             if name in claim.content:
                 return claim, name
             continue
@@ -179,6 +178,28 @@ LOSSES = [
     ("hits", put(-1, 0), "negative count"),
 ]
 DAMAGES: list[Damage] = [
+    *of(
+        HeadStart,
+        ("trained", plus(0.5, 0), "no whole counts"),
+        ("trained", plus(-1000, 0), "no whole counts"),
+        ("trained", plus(1, 0), "samples, but"),
+        ("moment", plus(1, -1), "samples, but"),
+        ("moment", times(-1), "samples, but"),
+        ("moment", put(-1.0, 0), "has a negative square"),
+        ("moment", put(1e9, 1), "is not positive semi-definite"),
+    ),
+    *of(
+        HeadSums,
+        ("loss", times(-1), "is negative"),
+        ("grad", put(1e6, 0, 1), "is more than 60 samples of such features can give"),
+        ("grad", plus(1, 0, -1), "intercepts that do not add up to 0"),
+        ("hess", times(-1), "curvature of the wrong sign"),
+        ("mass", put(-1.0, 0), "is not what 60 samples can give"),
+        ("mass", put(1e3, 0), "is not what 60 samples can give"),
+        ("scale", times(-1), "is negative"),
+        linear=("head", "full"),
+    ),
+    *of(HeadScales, ("loss", times(-1), "is negative")),
     *of(
         queries.Start,
         ("n", plus(1), "samples"),
@@ -312,7 +333,8 @@ def test_what_no_samples_can_give_is_refused(damage: Damage) -> None:
         check(replace(claim, content=content))
     said = str(refused.value)
     assert "\n" not in said and said.startswith("site1's reply: '")
-    assert repr(name) in said or name in ("n", "sum", "set_thresholds")  # one of two that contradict each other
+    # one of two that contradict each other
+    assert repr(name) in said or name in ("n", "sum", "set_thresholds", "trained")
 
 
 def test_every_kind_of_query_has_conditions_and_is_attacked() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conversations import SPECS, make_samples
+from conversations import ADDITIVE, SPECS, make_samples, suited
 from fedcal import METHODS, FedCalError
 from fedcal.base.folds import FOLDS, folds
 from fedcal.exact.linear import n_parameters
@@ -151,7 +151,8 @@ def test_a_damaged_state_is_one_line(change: dict[str, Any]) -> None:
 def converse(spec: str, policy: Policy, drop: bool = False, scale: float = 1.0) -> tuple[Server, dict[str, Client]]:
     """A whole fit with clients that have a policy; one of them is dropped in the third round."""
     server = Server(spec, 3)
-    clients = {f"site{i}": Client(server.plan.method, scale * z, y, policy=policy) for i, (z, y) in enumerate(SAMPLES)}
+    samples = suited(spec, [(scale * z, y) for z, y in SAMPLES])
+    clients = {f"site{i}": Client(server.plan.method, *pair, policy=policy) for i, pair in enumerate(samples)}
     while (request := server.request) is not None:
         replies = {name: client.reply(request) for name, client in clients.items()}
         if drop and server.ledger.rounds == 2:
@@ -176,7 +177,7 @@ def test_honest_federations_do_not_notice_a_policy(spec: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e-6, 1e4])
 def test_logits_of_any_size_are_legal(scale: float) -> None:
-    for spec in ("fed-bias", "fed-beta", "lr-ts", "avg-t"):
+    for spec in ("fed-bias", "fed-beta", "lr-ts", "avg-t", "fed-head:features=4"):
         converse(spec, Policy(), scale=scale)
 
 
@@ -244,7 +245,7 @@ def test_a_kind_of_query_that_the_method_never_asks() -> None:
         client.reply(request_of(Histogram(FoldMap("temperature", {ALL: ONE}))))
 
 
-@pytest.mark.parametrize("spec", [name for name, method in METHODS.items() if method.additive])
+@pytest.mark.parametrize("spec", ADDITIVE)
 def test_a_server_never_asks_for_ever(spec: str) -> None:
     """Whatever the sums are that it is sent: Hessians of −1e10, zeros, noise."""
     method = get_method(spec)
@@ -252,7 +253,7 @@ def test_a_server_never_asks_for_ever(spec: str) -> None:
     rng = np.random.default_rng(0)
     for make in (lambda v: v * 0 - 1e10, np.zeros_like, lambda v: rng.normal(size=v.shape).astype(v.dtype)):
         server = Server(method, 3, history=False)
-        honest = Client(method, *SAMPLES[0])
+        honest = Client(method, *suited(spec, SAMPLES)[0])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

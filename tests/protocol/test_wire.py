@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from conversations import SPECS, converse, make_samples
+from conversations import SPECS, converse, make_samples, suited
 from fedcal import METHODS, FedCalError
 from fedcal.base.query import leaves
 from fedcal.exact import stages
 from fedcal.exact.queries import LinearSums, Points, Slope
-from fedcal.methods import get_method
+from fedcal.methods import get_method, spec_of
 from fedcal.methods.fit import FitScaler
 from fedcal.methods.sets import SET_QUERIES
 from fedcal.protocol import Client, Plan, Privacy, Reply, Request
@@ -93,9 +93,9 @@ def test_replies_come_back_bit_for_bit() -> None:
 
 
 def test_replies_to_a_request_that_travelled_are_the_same() -> None:
-    logits, labels = make_samples([60], 3)[0]
+    samples = make_samples([60], 3)
     for plan, request, _ in messages():
-        one, other = Client(plan.method, logits, labels), Client(plan.method, logits, labels)
+        one, other = (Client(plan.method, *suited(spec_of(plan.method), samples)[0]) for _ in range(2))
         if not (plan.method.remembers and request.round > 1):
             reply = one.reply(request)
             travelled = other.reply(unpack_request(pack_request(plan, request))[1])

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fedcal
+from conversations import LOGIT_METHODS
 from fedcal import CalibratedModel, FedCalError, export_onnx
-from fedcal.methods import METHODS
 from fedcal.protocol import Scaler
 
 # torch's own code: it copies its pytrees by a class that it deprecates.
@@ -79,7 +79,7 @@ def test_logits_beyond_all_measure_give_probabilities():
 
 
 @pytest.mark.parametrize("client", [None, 0])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", LOGIT_METHODS)
 @torch.no_grad()
 def test_equals_predict_proba(name, client):
     calibration, model, x = fitted(name), net(), inputs(50)
@@ -195,7 +195,9 @@ def test_torch_export(name, client):
 
 
 SAME = {"val-ts", "fed-ts", "fedcal-no-wm", "fedcal-small"}  # the graphs of avg-t and fedcal with other numbers
-CASES = {name: (lambda name=name: fitted(name)) for name in METHODS if name not in SAME} | {"fedcal-plus keep": keep}
+CASES = {name: (lambda name=name: fitted(name)) for name in LOGIT_METHODS if name not in SAME} | {
+    "fedcal-plus keep": keep
+}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

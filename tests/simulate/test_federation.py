@@ -15,12 +15,13 @@ import pytest
 import torch
 
 import fedcal
+from conversations import LOGIT_METHODS
 from fedcal import Config, report
 from fedcal.base.arrays import tensors as tensors_of
 from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import read_json, read_tensors
 from fedcal.learn.local import copy_state, train_locally
-from fedcal.methods import METHODS, get_method
+from fedcal.methods import get_method
 from fedcal.simulate import federation, runs
 
 SMALL = Config(
@@ -52,7 +53,7 @@ def test_the_folder_holds_what_it_should(finished):
     assert sorted(p.name for p in folder.iterdir()) == [
         "config.json", "model.safetensors", "report.html", "results.json", "rounds.jsonl", "scalers",
     ]  # fmt: skip
-    assert sorted(p.stem for p in (folder / "scalers").iterdir()) == sorted(METHODS)
+    assert sorted(p.stem for p in (folder / "scalers").iterdir()) == sorted(LOGIT_METHODS)
     assert read_json(folder / "results.json") == results
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert [r["round"] for r in records] == [1, 2, 3, 4] and all(len(r["clients"]) == 3 for r in records)
@@ -78,7 +79,7 @@ def test_methods_with_options_are_told_apart(few):
 
 def test_the_schema_of_results(finished):
     _, results = finished
-    assert results["schema"] == 2 and set(results["methods"]) == set(METHODS)
+    assert results["schema"] == 2 and set(results["methods"]) == set(LOGIT_METHODS)
     for method in results["methods"].values():
         for group in ("global", "local", "own"):
             for metric in (

@@ -105,7 +105,7 @@ SPECS = [
         "lr-ts": "lr-ts:rounds=4",
     }.get(name, f"{name}:rounds=2,steps=20" if name.startswith("fedcal") and not method.additive else name)
     for name, method in METHODS.items()
-    if name != "uncal" and not method.needs_pooled_data
+    if name != "uncal" and not method.needs_pooled_data and method.takes == "logits"
 ]
 OPTIONS = [
     "fedcal-plus:accuracy=keep,prior_shift=true",

@@ -1,5 +1,7 @@
 """The server: FedAvg, calibration around it, and what came of it."""
 
+from pathlib import Path
+
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -17,6 +19,5 @@ def main(grid: Grid, context: Context) -> None:
         FedAvg(fraction_evaluate=0.0), str(config["method"]), n_classes=2, nodes=4, folder=str(config["out"])
     )
     strategy.start(grid, ArrayRecord(build().state_dict()), int(config["rounds"]))
-    metrics = strategy.metrics()
-    for view, words in {"uncal": "before", "global": "global scaler", "own": "personal scalers"}.items():
-        print(f"{words:20s} ECE {metrics[view]['ece']:.3f}  NLL {metrics[view]['nll']:.3f}")
+    print(strategy.before_and_after())
+    print(f"scaler and report: {Path(str(config['out'])).resolve()}")

@@ -80,7 +80,9 @@ def by_rows(function: Callable[[Array], Array], logits: Array, dtype: type = flo
     rows = max(1, BLOCK // logits.shape[1])
     if len(logits) <= rows:
         return function(logits)
-    out = np.empty(logits.shape, dtype)
-    for start in range(0, len(logits), rows):
+    first = function(logits[:rows])
+    out = np.empty((len(logits), first.shape[1]), dtype)
+    out[:rows] = first
+    for start in range(rows, len(logits), rows):
         out[start : start + rows] = function(logits[start : start + rows])
     return out

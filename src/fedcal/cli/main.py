@@ -18,6 +18,7 @@ from fedcal.cli.evaluate_sums import client_app, server_app
 from fedcal.cli.federate import federate
 from fedcal.cli.logits import apply, calibrate
 from fedcal.cli.methods import methods
+from fedcal.cli.monitor import monitor_app
 from fedcal.cli.report import report
 from fedcal.cli.run import command_of_config
 from fedcal.cli.start import start
@@ -48,6 +49,7 @@ COMMANDS = (
         "a round is taken whole or not at all: `fedcal server status DIR` says where it stands",
     ),
     Command("client", client_app, SITES, "the same command gives the same file"),
+    Command("monitor", monitor_app, SITES, "batches are taken all at once or not at all: give the same command again"),
     Command("federate", federate, SITES),  # says itself what is kept
     Command("run", command_of_config(), SIMULATE),  # so does this
     Command("report", report, SIMULATE, WHOLE),

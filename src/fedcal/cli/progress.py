@@ -171,6 +171,8 @@ class RunProgress(Parts):
                 f"G = {state.skew.G:.2f}), {escape(printable(str(config.model)))}, {counted(config.rounds, 'round')}"
                 + (f", from round {state.round}" if state.round else "")
             )
+            for remark in state.remarks:
+                self.console.print(escape(printable(remark)), soft_wrap=True)
         self.rounds = config.rounds
         self.begin("round", config.rounds, state.round)
 

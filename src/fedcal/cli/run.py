@@ -27,12 +27,16 @@ out = Console()
 def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool, table: Format, **given: Any) -> None:
     """Train a federation, calibrate it with every method asked for, measure, and write a run folder.
 
-    [bold]fedcal run --data digits --beta 0.1[/bold] needs nothing else. The folder holds config.json, results.json,
-    rounds.jsonl, model.safetensors, one scaler file per method, and report.html.
+    [bold]fedcal run --data digits --beta 0.1[/bold] needs nothing else. With a file and a function of your own:
+    [bold]fedcal run --data my.npz --model mymodels:build[/bold] (docs/own-data.md).
+
+    The folder holds config.json, results.json, rounds.jsonl, model.safetensors, one scaler file per method, and report.html.
     """
     from fedcal import report
     from fedcal.base.store import read_json
+    from fedcal.cli.own_model import import_model
     from fedcal.cli.progress import RunProgress
+    from fedcal.data.own_files import names_a_file
     from fedcal.simulate.runs import run
 
     if resume and out_dir is None:
@@ -40,16 +44,23 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
     if resume and out_dir and not out_dir.exists():
         raise FedCalError(f"--resume: there is no folder {out_dir}; check its name, or start the run without --resume")
     options: dict[str, Any] = {name: tuple(v) if name == "method" else v for name, v in given.items() if v is not None}
+    data = Path(options.pop("data")) if names_a_file(options.get("data", "")) else None
+    model = import_model(options["model"]) if ":" in options.get("model", "") else None
     stored = out_dir / "config.json" if out_dir else None
     if resume and stored and stored.exists():  # what is not said again is as it was
         config = replace(Config.from_dict(read_json(stored), str(stored)), **options)
     else:
         config = Config(**options)
-    folder = out_dir or _next_folder(config)
-    with when_stopped(lambda: _kept(folder)), RunProgress(out, quiet) as progress:
+    folder = out_dir or _next_folder(data.stem if data else config.data)
+    with (
+        when_stopped(lambda: _kept(folder, data, config.model if model else None)),
+        RunProgress(out, quiet) as progress,
+    ):
         results = run(
             config,
             folder,
+            data=data,
+            model=model,
             resume=resume,
             overwrite=overwrite,
             on_start=progress.start,
@@ -61,11 +72,14 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
         out.print(f"\nReport: [bold]{safe(folder / 'report.html')}[/bold]", soft_wrap=True)
 
 
-def _kept(folder: Path) -> str:
-    """What is kept of a run that the user stops, and how to go on."""
+def _kept(folder: Path, data: Path | None, model: str | None) -> str:
+    """What is kept of a run that the user stops, and how to go on: own data and model must be given again."""
     if not (folder / "checkpoint.safetensors").exists():
         return "no round is kept yet: start again with the same command"
-    return f"finished rounds are kept in {folder}: go on with `fedcal run --resume --out {shlex.quote(str(folder))}`"
+    words = ["fedcal", "run", "--resume", "--out", str(folder)]
+    words += ["--data", str(data)] if data else []
+    words += ["--model", model] if model else []
+    return f"finished rounds are kept in {folder}: go on with `{shlex.join(words)}`"
 
 
 def command_of_config() -> Callable[..., None]:
@@ -116,8 +130,8 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _next_folder(config: Config) -> Path:
+def _next_folder(data: str) -> Path:
     number = 1
-    while (folder := Path("runs") / f"{config.data}-{number}").exists():
+    while (folder := Path("runs") / f"{data}-{number}").exists():
         number += 1
     return folder

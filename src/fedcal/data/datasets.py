@@ -19,7 +19,7 @@ from fedcal.errors import FedCalError, unknown
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs: uint8 images (n, c, h, w), or float32 features (n, d) with NaN where missing. Labels: int64."""
+    """Inputs: uint8 images (n, c, h, w), features (n, d) with NaN where missing, or int64 token ids. Labels: int64."""
 
     name: str
     classes: tuple[str, ...]
@@ -30,6 +30,7 @@ class Dataset:
     train_client: Tensor | None = None  # who holds the sample, where the data says so: index into client_names
     test_client: Tensor | None = None
     client_names: tuple[str, ...] = ()
+    standardised: bool = True  # whether clients get inputs of zero mean and unit variance; token ids never do
 
     def __post_init__(self) -> None:
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -83,10 +84,10 @@ def load(name: str, data_dir: str | Path | None = None, seed: int = 0, *, limit:
     if limit is not None and limit < 1:
         raise FedCalError(f"limit must be at least 1 training sample, got {limit}")
     dataset = DATASETS[name].loader(name, data_dir, seed)
-    return dataset if limit is None else _limited(dataset, limit, seed)
+    return dataset if limit is None else limited(dataset, limit, seed)
 
 
-def _limited(dataset: Dataset, limit: int, seed: int) -> Dataset:
+def limited(dataset: Dataset, limit: int, seed: int) -> Dataset:
     def some(y: Tensor, n: int, split: str) -> Tensor:
         return torch.from_numpy(np.sort(numpy_rng(seed, "limit", split).permutation(len(y))[:n]))
 
@@ -103,12 +104,12 @@ def _limited(dataset: Dataset, limit: int, seed: int) -> Dataset:
     )
 
 
-def _held_out(strata: Tensor, fraction: float, seed: int) -> Tensor:
-    """A mask that holds out `fraction` of each stratum, and at least one of those with two or more."""
+def held_out(strata: Tensor, fraction: float, seed: int) -> Tensor:
+    """A mask that holds out `fraction` of each stratum, at least one of those with two or more, and never all."""
     held = torch.zeros(len(strata), dtype=torch.bool)
     for stratum in strata.unique().tolist():
         members = numpy_rng(seed, "test split", stratum).permutation(np.flatnonzero(strata == stratum))
-        held[members[: max(round(fraction * len(members)), min(1, len(members) - 1))]] = True
+        held[members[: min(max(round(fraction * len(members)), 1), len(members) - 1)]] = True
     return held
 
 
@@ -118,13 +119,13 @@ def _digits(name: str, data_dir: str | Path | None, seed: int) -> Dataset:
     pixels, labels = load_digits(return_X_y=True)  # 0..16
     x = torch.from_numpy(np.rint(pixels * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)
     y = torch.from_numpy(labels.astype(np.int64))
-    test = _held_out(y, 0.25, seed)
+    test = held_out(y, 0.25, seed)
     return Dataset(name, DATASETS[name].classes, x[~test], y[~test], x[test], y[test])
 
 
 def _heart(name: str, data_dir: str | Path | None, seed: int) -> Dataset:
     x, y, hospital = hospitals.read()
-    test = _held_out(2 * hospital + y, 0.3, seed)
+    test = held_out(2 * hospital + y, 0.3, seed)
     return Dataset(
         name, DATASETS[name].classes, x[~test], y[~test], x[test], y[test],
         train_client=hospital[~test], test_client=hospital[test], client_names=hospitals.HOSPITALS,

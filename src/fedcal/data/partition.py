@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,10 @@ PARTITIONS = ("dirichlet", "iid", "shards", "natural")
 
 @dataclass(frozen=True)
 class Client:
-    """One client's data: x float32 and standardised, y int64. The calibration and test split may be empty."""
+    """One client's data: x float32 (standardised, unless the data set says otherwise) or int64 token ids; y int64.
+
+    The calibration and test split may be empty.
+    """
 
     name: str
     train_x: Tensor
@@ -86,16 +90,25 @@ def make_clients(
         train.append(torch.from_numpy(pool[n_cal:]))
         test.append(torch.from_numpy(np.flatnonzero(test_owner == c)))
 
-    mean, std = statistics([dataset.train_x[rows] for rows in train])
+    if dataset.standardised:
+        mean, std = statistics([dataset.train_x[rows] for rows in train])
+        prepare = functools.partial(standardise, mean=mean, std=std)
+    else:
+        prepare = as_model_input
     return [
         Client(
             name,
-            *(standardise(dataset.train_x[train[c]], mean, std), dataset.train_y[train[c]]),
-            *(standardise(dataset.train_x[cal[c]], mean, std), dataset.train_y[cal[c]]),
-            *(standardise(dataset.test_x[test[c]], mean, std), dataset.test_y[test[c]]),
+            *(prepare(dataset.train_x[train[c]]), dataset.train_y[train[c]]),
+            *(prepare(dataset.train_x[cal[c]]), dataset.train_y[cal[c]]),
+            *(prepare(dataset.test_x[test[c]]), dataset.test_y[test[c]]),
         )
         for c, name in enumerate(names)
     ]
+
+
+def as_model_input(x: Tensor) -> Tensor:
+    """Inputs that are not standardised: token ids as they are, all else as float32."""
+    return x if x.dtype == torch.int64 else x.float()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -21,6 +22,10 @@ from fedcal.base.store import MOST_BYTES, regular_size
 from fedcal.errors import FedCalError, unknown
 
 Kind = Literal["logits", "probs"]
+FEATURES: Literal["features"] = (
+    "features"  # of a model's input: every column but label, site and what is asked for besides
+)
+What = Literal["logits", "probs", "features"]
 LABELS = ("labels", "label")
 SITES = ("site", "sites", "client", "clients")
 NOT_SCORES = (*LABELS, *SITES, "predictions", "prediction")
@@ -42,19 +47,20 @@ class Content(NamedTuple):
     others: dict[str, Any]  # further columns that were asked for, by name
 
 
-def read_content(path: Path, kind: Kind | None, most_bytes: int = MOST_BYTES, others: Sequence[str] = ()) -> Content:
+def read_content(path: Path, kind: What | None, most_bytes: int = MOST_BYTES, others: Sequence[str] = ()) -> Content:
     """Read a file's arrays.
 
     Args:
         path: a .npz, .csv or .parquet.
-        kind: what arrays of other names are, or which of two to take.
+        kind: what arrays of other names are, or which of two to take; FEATURES: a table of features, whatever their names.
         most_bytes: that the arrays may take in memory.
-        others: further columns (in .npz arrays) to read, such as subgroups. They are no scores, whatever their names.
+        others: further columns (in .npz arrays) to read, such as subgroups. They are no scores, whatever their names. Beside
+            features they may be missing.
 
     Raises:
         FedCalError: where the file is missing, damaged, too large, lacks a column, or does not say what its columns are.
     """
-    readers: dict[str, Callable[[Path, Kind | None, int, Sequence[str]], Content]]
+    readers: dict[str, Callable[[Path, Any, int, Sequence[str]], Content]]
     readers = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
     reader = readers.get(path.suffix.lower())
     if reader is None:
@@ -62,6 +68,30 @@ def read_content(path: Path, kind: Kind | None, most_bytes: int = MOST_BYTES, ot
     try:
         check_size(regular_size(path), AS_TEXT * most_bytes)
         return reader(path, kind, most_bytes, others)
+    except FileNotFoundError:
+        raise FedCalError("no such file") from None
+
+
+def read_arrays(path: Path, names: Sequence[str], most_bytes: int = MOST_BYTES) -> dict[str, np.ndarray]:
+    """Read the arrays of a .npz.
+
+    Args:
+        path: of the file.
+        names: that its arrays may have.
+        most_bytes: that they may take in memory.
+
+    Raises:
+        FedCalError: where the file is missing, damaged or too large, or an array has another name.
+    """
+    try:
+        check_size(regular_size(path), AS_TEXT * most_bytes)
+        with _archive(path) as archive:
+            held = [name.removesuffix(".npy") for name in archive.namelist()]
+            for name in held:
+                if name not in names:
+                    raise unknown("array", name, names)
+            check_size(sum(_array_bytes(archive, name) for name in held), most_bytes)
+            return {name: _array(archive, name) for name in held}
     except FileNotFoundError:
         raise FedCalError("no such file") from None
 
@@ -107,20 +137,27 @@ def _check_held(others: Sequence[str], found: Sequence[str]) -> None:
 
 
 def _npz(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) -> Content:
+    with _archive(path) as archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
+        _check_held(others, names)
+        name, labels, sites = _choose(names, kind, others), _one_of(LABELS, names), _one_of(SITES, names)
+        wanted = [one for one in dict.fromkeys((name, labels, sites, *others)) if one is not None]
+        check_size(sum(_array_bytes(archive, one) for one in wanted), most_bytes)
+        arrays = {one: _array(archive, one) for one in wanted}
+        further = {one: arrays[one] for one in others}
+        return Content(name, arrays[name], arrays.get(labels or ""), arrays.get(sites or ""), further)
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """An open .npz; whatever is wrong with it is one line."""
     try:
         with path.open("rb") as file:
             if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
-                raise FedCalError("a single array, not an .npz: np.savez(path, logits=…, labels=…)")
+                raise FedCalError("a single array, not an .npz: np.savez(path, name=array, …)")
             file.seek(0)
             with zipfile.ZipFile(file) as archive:
-                names = [name.removesuffix(".npy") for name in archive.namelist()]
-                _check_held(others, names)
-                name, labels, sites = _choose(names, kind, others), _one_of(LABELS, names), _one_of(SITES, names)
-                wanted = [one for one in dict.fromkeys((name, labels, sites, *others)) if one is not None]
-                check_size(sum(_array_bytes(archive, one) for one in wanted), most_bytes)
-                arrays = {one: _array(archive, one) for one in wanted}
-                further = {one: arrays[one] for one in others}
-                return Content(name, arrays[name], arrays.get(labels or ""), arrays.get(sites or ""), further)
+                yield archive
     except (
         OSError,
         ValueError,
@@ -178,11 +215,13 @@ class Plan(NamedTuple):
         return [i for i in dict.fromkeys((self.label, self.site, *self.others.values())) if i is not None]
 
 
-def _plan(header: list[str], kind: Kind | None, others: Sequence[str]) -> Plan:
+def _plan(header: list[str], kind: What | None, others: Sequence[str]) -> Plan:
     at: dict[str, dict[int, int]] = {}
     free = [i for i, name in enumerate(header) if name not in (*NOT_SCORES, *others)]
     if len(set(header)) < len(header):
         raise FedCalError("two columns have one name: name them apart")
+    if kind == FEATURES:
+        return _plan_of_features(header, [name for name in others if name in header])
     _check_held(others, header)
     for i in free:
         if match := COLUMN.fullmatch(header[i]):
@@ -209,6 +248,15 @@ def _plan(header: list[str], kind: Kind | None, others: Sequence[str]) -> Plan:
         None if site is None else header.index(site),
         {one: header.index(one) for one in others},
     )
+
+
+def _plan_of_features(header: list[str], others: Sequence[str]) -> Plan:
+    label, site = (_one_of(names, header) for names in (LABELS, SITES))
+    free = [i for i, name in enumerate(header) if name not in (label, site, *others)]
+    if not free:
+        raise FedCalError(f"columns {', '.join(header) or 'none'}: there is no feature among them")
+    at_label, at_site = (None if name is None else header.index(name) for name in (label, site))
+    return Plan(FEATURES, free, at_label, at_site, {one: header.index(one) for one in others})
 
 
 def _csv(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) -> Content:

@@ -52,6 +52,11 @@ class Prepared:
         return self._samples[0]
 
     @property
+    def scores(self) -> Array:
+        """What a scaler takes of these samples: the logits, or for some methods more (head_samples.py)."""
+        return self.logits
+
+    @property
     def labels(self) -> Array:
         return self._samples[1]
 

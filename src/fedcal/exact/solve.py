@@ -269,7 +269,7 @@ class Group:
         lead = live[len(live) // 2]
         self._asked = [lead, *(descent for descent in live if descent is not lead)]
         wanted = "none" if self.curvature == "blocks" and self.known else self.curvature
-        return Points(self.family, self.fold, wanted, self._at()[_changes(self._at())])
+        return Points(self.family, self.fold, wanted, self._at()[changes(self._at())])
 
     def receive(self, sums: Sums) -> None:
         """Hand the sums to the descents."""
@@ -278,7 +278,7 @@ class Group:
         if "blocks" in told:  # costly to invert
             for descent in self.descents:
                 descent.inverse = self.inverse(descent)
-        rows = np.cumsum(_changes(self._at())) - 1
+        rows = np.cumsum(changes(self._at())) - 1
         for i, descent in zip(rows.tolist(), self._asked, strict=True):
             inverse = descent.inverse or self.inverse(descent)
             descent.receive(float(sums["loss"][i]), sums["grad"][i], inverse, exact=not i and self.curvature == "full")
@@ -291,7 +291,7 @@ class Group:
         return np.stack([descent.t for descent in self._asked])
 
 
-def _changes(rows: Array) -> Array:
+def changes(rows: Array) -> Array:
     """Which rows differ from the one before; the first does."""
     return np.append(True, (rows[1:] != rows[:-1]).any(1))
 

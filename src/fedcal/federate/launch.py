@@ -27,6 +27,7 @@ from fedcal.federate.keys import write_certificates, write_node_key
 from fedcal.federate.plan import DATABASE, HOST, Plan, flower_version
 from fedcal.federate.processes import Processes, clear_away
 from fedcal.federate.task import spec_of_run, strategy_options
+from fedcal.learn.own import is_own
 from fedcal.methods import get_method
 from fedcal.protocol import Policy
 from fedcal.simulate.config import Config
@@ -56,7 +57,11 @@ def plan(
     """
     flower_version()
     config = config.resolve()
-    about = DATASETS[config.data]
+    about = DATASETS.get(config.data)
+    if about is None or is_own(config.model or ""):
+        raise FedCalError(
+            "fedcal federate trains fedcal's models on its data sets: for your own, see examples/quickstart"
+        )
     if policy:
         Policy.load(policy).check_method(get_method(spec_of_run(config)))
     # Making a strategy checks the options, before anything is started.

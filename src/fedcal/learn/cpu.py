@@ -1,4 +1,5 @@
-"""Convolutional nets on a CPU: the mathematics of local.py, about twice as fast (benchmarks/simulators.py).
+"""Several clients at once on a CPU: the mathematics of local.py; convolutional nets about twice as fast
+(benchmarks/simulators.py).
 
 - Clients train side by side, one thread each. A round's work is dealt out whole, nobody waits for a neighbour in the middle
   of a step; and since no sum is split between threads, their number does not change a bit of the result.
@@ -24,7 +25,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor, nn
 
-from fedcal.learn.local import SGD, Job, Trained, descend, predict
+from fedcal.learn.local import SGD, Job, Trained, descend, failing_as_one_line, predict
 
 PIECE = 128  # samples that go through a net at once, at most
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # glibc's names for what mallopt sets
@@ -44,15 +45,15 @@ def keep_memory() -> None:
 
 
 class Engine:
-    """`train` is `local.train_in_turn` on `threads` clients at a time."""
+    """`train` is `local.train_in_turn` on `threads` clients at a time; a model that is not `rowwise` gets whole batches."""
 
-    def __init__(self, model: nn.Module, how: SGD, threads: int) -> None:
+    def __init__(self, model: nn.Module, how: SGD, threads: int, rowwise: bool = True) -> None:
         self.how, self.threads = how, threads
         self.idle: SimpleQueue[nn.Module] = SimpleQueue()  # a copy of the model for each thread
         for _ in range(threads):
             self.idle.put(copy.deepcopy(model).to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         norms = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-        self.piece = how.batch_size if norms else PIECE
+        self.piece = how.batch_size if norms or not rowwise else PIECE
         keep_memory()
 
     def train(self, jobs: list[Job]) -> list[Trained]:
@@ -74,7 +75,8 @@ class Engine:
         try:
             model.load_state_dict(job.received)
             before = {name: predict(model, x, self.how.batch_size) for name, x in job.before.items()}
-            loss = self._epochs(model, job)
+            with failing_as_one_line(job.x):
+                loss = self._epochs(model, job)
             after = {name: predict(model, x, self.how.batch_size) for name, x in job.after.items()}
             state = {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
             return Trained(state, loss, before, after)
@@ -104,7 +106,8 @@ class Engine:
 
         def of(piece: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
             loss = nn.functional.cross_entropy(model(job.x[piece]), job.y[piece], reduction="sum")
-            return torch.autograd.grad(loss / len(batch), params), loss.detach()
+            found = torch.autograd.grad(loss / len(batch), params, allow_unused=True, materialize_grads=True)
+            return found, loss.detach()
 
         shared = not self.idle.empty()  # a model that nobody has taken: a thread without a client
         (first, total), *others = (self.helpers.map if shared else map)(

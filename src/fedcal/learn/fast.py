@@ -36,14 +36,20 @@ class Engine:
     """Slots for the clients of a round; `train` is `local.train_in_turn` on all of them at once."""
 
     def __init__(
-        self, model: nn.Module, shape: tuple[int, ...], how: SGD, precision: Precision, slots: int = 5
+        self,
+        model: nn.Module,
+        shape: tuple[int, ...],
+        how: SGD,
+        precision: Precision,
+        slots: int = 5,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.how = how
         tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
         cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
         torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True  # the fastest that repeats itself
-        self.slots = [Slot(model, shape, how, precision) for _ in range(slots)]
+        self.slots = [Slot(model, shape, how, precision, dtype) for _ in range(slots)]
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
 
@@ -95,7 +101,9 @@ def _to_cpu(found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
 class Slot:
     """A client's place on the GPU: a model, a stream, and the step as recorded graphs."""
 
-    def __init__(self, model: nn.Module, shape: tuple[int, ...], how: SGD, precision: Precision) -> None:
+    def __init__(
+        self, model: nn.Module, shape: tuple[int, ...], how: SGD, precision: Precision, dtype: torch.dtype
+    ) -> None:
         device = next(model.parameters()).device
         self.how, self.precision, self.stream = how, precision, torch.cuda.Stream()
         self.model = copy.deepcopy(model)
@@ -104,7 +112,7 @@ class Slot:
         self.params: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
         self.velocity = [torch.zeros_like(p) for p in self.params] if how.momentum else []
         self.received = [p.detach().clone() for p in self.params] if how.prox_mu else []
-        self.x = torch.zeros(how.batch_size, *shape, device=device).to(memory_format=layout)
+        self.x = torch.zeros(how.batch_size, *shape, dtype=dtype, device=device).to(memory_format=layout)
         self.y = torch.zeros(how.batch_size, dtype=torch.int64, device=device)
         self.total = torch.zeros((), device=device)
         self.rows = torch.ones(1, dtype=torch.int32, device=device)
@@ -125,7 +133,9 @@ class Slot:
     def run(self, job: Job, orders: tuple[Tensor, ...], found: dict[str, Any]) -> Iterator[None]:
         """A job, a pause after each step; what comes of it is put into `found`."""
         size = self.how.batch_size
-        source, place = job.x.movedim(1, -1), self.x.movedim(1, -1)  # as they lie in memory: channels last
+        source, place = job.x, self.x
+        if place.ndim == 4:
+            source, place = source.movedim(1, -1), place.movedim(1, -1)  # as they lie in memory: channels last
         self._receive(job.received)
         found["before"], found["after"] = {}, {}
         yield from self._look_at(job.before, found["before"])
@@ -169,7 +179,7 @@ class Slot:
             torch._foreach_add_(self.counters, 1)
         with autocast:
             loss = nn.functional.cross_entropy(self.model(self.x), self.y, ignore_index=IGNORED)
-        gradients = list(torch.autograd.grad(loss, self.params))
+        gradients = list(torch.autograd.grad(loss, self.params, allow_unused=True, materialize_grads=True))
         descend(self.params, gradients, self.velocity, self.received, self.how)
         self.total.add_(loss.detach() * self.rows[0])
 

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcal.base.threads import one_thread
+from fedcal.errors import FedCalError
 
 State = dict[str, Tensor]  # a model's parameters and buffers, as in state_dict()
 
@@ -53,16 +54,47 @@ class Trained:
     after: dict[str, Tensor]
 
 
-def train_in_turn(model: nn.Module, jobs: list[Job], how: SGD) -> list[Trained]:
-    """The round's clients one after the other: the reference that faster engines must equal."""
+def train_in_turn(model: nn.Module, jobs: list[Job], how: SGD, random: bool = False) -> list[Trained]:
+    """The round's clients one after the other: the reference that faster engines must equal.
+
+    Args:
+        model: which is trained in place, again and again.
+        jobs: the clients' parts.
+        how: they train.
+        random: whether the model draws random numbers in training, as dropout does: from the client's stream then, so that
+            a run repeats itself.
+    """
     done = []
     for job in jobs:
         model.load_state_dict(job.received)
         before = {name: predict(model, x) for name, x in job.before.items()}
-        loss = train_locally(model, job.x, job.y, how, job.rng)
+        with _global_stream(job) if random else nullcontext():
+            loss = train_locally(model, job.x, job.y, how, job.rng)
         after = {name: predict(model, x) for name, x in job.after.items()}
         done.append(Trained(copy_state(model), loss, before, after))
     return done
+
+
+@contextmanager
+def _global_stream(job: Job) -> Iterator[None]:
+    """Lend the global generator to a job: modules draw from no other."""
+    seed = int(job.rng.spawn(1)[0].integers(2**63 - 1))  # a child: the order of batches stays the same
+    with torch.random.fork_rng(devices=[] if job.x.is_cpu else [job.x.device]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def failing_as_one_line(x: Tensor) -> Iterator[None]:
+    """A model that fails, a user's own for instance, as one line; the cause stays attached."""
+    try:
+        yield
+    except FedCalError:
+        raise
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0]
+        about = f"{tuple(x.shape[1:])}, {str(x.dtype).removeprefix('torch.')}"
+        raise FedCalError(f"the model fails on inputs of shape {about} ({type(error).__name__}: {text})") from error
 
 
 def train_locally(model: nn.Module, x: Tensor, y: Tensor, how: SGD, rng: np.random.Generator) -> float:
@@ -70,7 +102,7 @@ def train_locally(model: nn.Module, x: Tensor, y: Tensor, how: SGD, rng: np.rand
 
     On a CPU this is the work of one thread, so that any number of them gives the same bytes.
     """
-    with one_thread() if x.is_cpu else nullcontext():
+    with one_thread() if x.is_cpu else nullcontext(), failing_as_one_line(x):
         return _train_locally(model, x, y, how, rng)
 
 
@@ -85,7 +117,7 @@ def _train_locally(model: nn.Module, x: Tensor, y: Tensor, how: SGD, rng: np.ran
         total.zero_()
         for batch in order.split(how.batch_size):
             loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
-            gradients = list(torch.autograd.grad(loss, params))
+            gradients = list(torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True))
             descend(params, gradients, velocity, received, how)
             total += loss.detach() * len(batch)
     return float(total) / len(y)
@@ -124,9 +156,8 @@ def predict(model: nn.Module, x: Tensor, batch_size: int = 2048) -> Tensor:
     On a CPU a batch belongs to one thread, so that any number of them gives the same bytes.
     """
     model.eval()
-    if not len(x):  # pooling layers refuse an empty batch
-        width = [m for m in model.modules() if isinstance(m, nn.Linear)][-1].out_features
-        return torch.empty(0, width, dtype=torch.float64)
+    if not len(x):  # pooling layers refuse an empty batch: a sample of zeros tells the width
+        return _forward(model, x.new_zeros(1, *x.shape[1:]))[:0].cpu().double()
     parts = x.split(batch_size)
     if x.is_cpu and len(parts) > 1 and torch.get_num_threads() > 1:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -138,7 +169,7 @@ def predict(model: nn.Module, x: Tensor, batch_size: int = 2048) -> Tensor:
 
 @torch.no_grad()
 def _forward(model: nn.Module, x: Tensor) -> Tensor:
-    with one_thread():
+    with one_thread(), failing_as_one_line(x):
         return model(x)
 
 

@@ -15,7 +15,7 @@ would move decisions at a client, so that with `keep` it has to be asked for: `p
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,9 +26,9 @@ from fedcal.base.folds import FOLDS
 from fedcal.base.logits import BLOCK, keep_order
 from fedcal.exact import maps, prior_shift, queries
 from fedcal.exact.linear import FAMILIES, centre, n_parameters
-from fedcal.exact.prepared import ALL, Prepared
+from fedcal.exact.prepared import ALL
 from fedcal.exact.private import fit_privately
-from fedcal.exact.queries import SumQuery, apply_confidence_map, client_counts
+from fedcal.exact.queries import SumQuery, apply_confidence_map
 from fedcal.exact.solve import Program, Sums
 from fedcal.exact.stages import (
     FOLD_LARGE,
@@ -72,7 +72,7 @@ class FedCalPlus(Additive):
     )
 
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
-        ridges = self._ridges(n_classes)
+        ridges = self.ridges(n_classes)
         tried, each = {family: len(of) for family, of in ridges.items()}, dict.fromkeys(ridges, 1)
         fits = [
             Stage(queries.LinearSums, max(rounds_among(f, n_classes) for f in some), {f: tried[f] for f in some})
@@ -94,7 +94,7 @@ class FedCalPlus(Additive):
         fallback = fit_stages("temperature", n_classes)
         return (*start_stages(folded=True), *fallback, *fits, *folds, *after)
 
-    def _ridges(self, k: int) -> dict[str, tuple[float, ...]]:
+    def ridges(self, k: int) -> dict[str, tuple[float, ...]]:
         """The families to try, each with its ridges."""
         families = () if self.accuracy == "keep" and not self.informed else FAMILIES[1:]
         beyond = () if k <= MATRIX_MAX_CLASSES else ("matrix",)
@@ -106,10 +106,9 @@ class FedCalPlus(Additive):
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes, folded=True)
-        one_class = int((clients.labels > 0).sum()) < 2
-        if clients.n < MIN_SAMPLES or one_class or not clients.folds_filled:
+        if too_few(clients):
             return {"temperature": (yield from fit_linear("temperature", 0.0, clients)), "fallback": np.ones(())}
-        temperature, chosen = yield from choose_family(self._ridges(n_classes), clients)
+        temperature, chosen = yield from choose_family(self.ridges(n_classes), clients)
         family, fold_map = chosen.family, chosen.fold_map
         model_top = self.accuracy == "keep" and family != "temperature"
         histograms = (yield queries.Histogram(fold_map, model_top))["histogram"]
@@ -135,16 +134,7 @@ class FedCalPlus(Additive):
 
     def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
         """The shift to the client's own label distribution: from its labels, or estimated where it has none."""
-        if "prior" not in params:
-            return {}
-        if labels is None:
-            return {"shift": prior_shift.shift_unlabelled(params, self._posterior(params, logits))}
-        rows = max(1, BLOCK // logits.shape[1])
-        parts = (slice(first, first + rows) for first in range(0, len(labels), rows))
-        chunks = ((self._posterior(params, logits[part]), labels[part], np.zeros_like(labels[part])) for part in parts)
-        counts = client_counts(Prepared(lambda: (logits, labels)))
-        likelihood = prior_shift.shift_likelihood(chunks, counts, params["prior"], params["alpha"])
-        return {"shift": prior_shift.shift(params, labels, likelihood[0])}
+        return personal_shift(lambda z: self._posterior(params, z), params, logits, labels)
 
     def apply_personal(self, params: Params, personal: Params, logits: Any) -> Any:
         return (
@@ -165,6 +155,26 @@ class FedCalPlus(Additive):
         lowest = -math.log(logits.shape[1] - 1)
         v = namespace(v).where(sigmoid(v) <= params["least"], lowest, v)
         return keep_order(maps.lift(own, v), logits)
+
+
+def too_few(clients: Clients) -> bool:
+    """Whether there are too few samples to cross-fit."""
+    one_class = int((clients.labels > 0).sum()) < 2
+    return clients.n < MIN_SAMPLES or one_class or not clients.folds_filled
+
+
+def personal_shift(posterior: Callable[[Array], Array], params: Params, logits: Array, labels: Array | None) -> Params:
+    """A client's shift to its own label distribution: from its labels, or estimated where it has none."""
+    if "prior" not in params:
+        return {}
+    if labels is None:
+        return {"shift": prior_shift.shift_unlabelled(params, posterior(logits))}
+    rows = max(1, BLOCK // logits.shape[1])
+    parts = (slice(first, first + rows) for first in range(0, len(labels), rows))
+    chunks = ((posterior(logits[part]), labels[part], np.zeros_like(labels[part])) for part in parts)
+    counts = prior_shift.label_counts(labels, np.zeros_like(labels), 1, len(params["prior"]))
+    likelihood = prior_shift.shift_likelihood(chunks, counts, params["prior"], params["alpha"])
+    return {"shift": prior_shift.shift(params, labels, likelihood[0])}
 
 
 def choose_family(

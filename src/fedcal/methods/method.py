@@ -82,6 +82,7 @@ class Method(ABC):
     additive: ClassVar[bool] = False  # the server only adds replies up: secure aggregation can do that
     private: ClassVar[bool] = False  # it has a private program
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
+    takes: ClassVar[Literal["logits", "features"]] = "logits"  # what a row of samples holds; features: logits too
 
     name: str = ""  # in METHODS
     summary: str = ""
@@ -100,6 +101,38 @@ class Method(ABC):
     def remembers(self) -> bool:
         """Whether a client's reply builds on what it kept from its last one."""
         return False
+
+    def width(self, n_classes: int) -> int:
+        """Return how many columns a row of samples has.
+
+        Args:
+            n_classes: K of the logits.
+        """
+        return n_classes
+
+    def classes_of(self, width: int) -> int:
+        """Return K, given how many columns a row of samples has.
+
+        Args:
+            width: the number of columns.
+        """
+        return width
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return the model's logits.
+
+        Args:
+            rows: of samples.
+        """
+        return rows
+
+    def prepare(self, samples: Prepared) -> Prepared:
+        """Return a client's samples as the method's queries want them.
+
+        Args:
+            samples: as they came.
+        """
+        return samples
 
     @abstractmethod
     def stages(self, n_classes: int) -> tuple[Stage, ...]:

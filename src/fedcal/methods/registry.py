@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedcal.methods.avg_t import AvgT
 from fedcal.methods.ens import Ens
+from fedcal.methods.fed_head import FedHead
 from fedcal.methods.fed_linear import FedLinear
 from fedcal.methods.fed_map import FedMap
 from fedcal.methods.fed_op import FedOP
@@ -34,6 +35,7 @@ _ALL: tuple[Method, ...] = (
     FedMap("fed-hist", "temperature, then a histogram map of the top confidence", kind="hist"),
     FedOP(),
     FedCalPlus(),
+    FedHead(),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
 """All methods by name, in the order of the tables.

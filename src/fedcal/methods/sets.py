@@ -86,6 +86,8 @@ class WithSets(Additive):
     @classmethod
     def of(cls, inner: Additive, sets: Sets) -> WithSets:
         """Make it of a method, whose name and schedule it takes over."""
+        if inner.takes == "features":
+            raise FedCalError(f"{inner.name} makes no conformal sets: leave alpha out, or choose fedcal-plus")
         same = ("name", "summary", "schedule", "rounds", "logits_of", "fit_on", "average")
         return cls(inner=inner, sets=sets, **{name: getattr(inner, name) for name in same})
 

@@ -3,6 +3,7 @@
     Slope                       1/T within the search's own limits
     maps of logits              a scale times the size of the client's own logits, and every intercept, at most FURTHEST
     Hessians                    only of families that are small enough for one to be sent
+    maps of features            the logits that a head gives on the client's own samples, at most FURTHEST
     temperatures to start from  within the limits of a fit
     all other numbers           at most FURTHEST, in units of the client's logits where these are small
 
@@ -19,8 +20,12 @@ import numpy as np
 from fedcal.base.arrays import Array
 from fedcal.base.query import Query, leaves, parts
 from fedcal.errors import FedCalError
+from fedcal.exact.head import HEAD, HEAD_ALL, n_head_parameters
+from fedcal.exact.head_fit import head_curvature_of, n_directions
+from fedcal.exact.head_queries import HeadSums
+from fedcal.exact.head_samples import HeadSamples
 from fedcal.exact.linear import FAMILIES, centre, is_scale, n_parameters
-from fedcal.exact.prepared import FoldMap
+from fedcal.exact.prepared import FoldMap, Prepared
 from fedcal.exact.queries import Points, Slope
 from fedcal.exact.stages import curvature_of
 from fedcal.exact.temperature import T_MAX, T_MIN
@@ -38,23 +43,29 @@ def logit_size(logits: Array) -> float:
     return math.sqrt(sum(float(np.vdot(block, block)) for block in blocks) / max(logits.size, 1))
 
 
-def check_bounds(query: Query, size: float, n_classes: int) -> None:
+def check_bounds(query: Query, size: float, n_classes: int, samples: Prepared | None = None) -> None:
     """Refuse a query at parameters that an honest fit does not reach.
 
     Args:
         query: what the server asks.
         size: of the client's logits (`logit_size`).
         n_classes: K of its logits.
+        samples: the client's, where the method takes features.
 
     Raises:
         FedCalError: which says what is out of bounds.
     """
     unit = 1 / size if size > 0 else math.inf
-    for name, leaf in leaves(query):
+    heads = [part for part in parts(query) if isinstance(part, Points | FoldMap) and part.family in (HEAD, HEAD_ALL)]
+    if heads or isinstance(query, HeadSums):
+        _check_heads(query, heads, n_classes, samples)
+    for name, leaf in leaves(query) if not heads else ():
         largest = float(np.abs(leaf).max()) if isinstance(leaf, np.ndarray) and leaf.size else 0.0
         largest = abs(leaf) if isinstance(leaf, float) else largest
         _require(largest <= FURTHEST * max(1.0, unit), f"a number of size {largest:.3g} in {name!r}")
     for part in parts(query):
+        if any(part is head for head in heads):
+            continue
         if isinstance(part, Points | FoldMap):
             for t in part.at.values() if isinstance(part, FoldMap) else part.at:
                 _check_map(part.family, t, unit, n_classes)
@@ -71,6 +82,21 @@ def check_bounds(query: Query, size: float, n_classes: int) -> None:
             for family in set(part.params) & set(FAMILIES):
                 if family != "temperature" or part.params[family].ndim:  # a single temperature is no map of logits
                     _check_map(family, part.params[family], unit, n_classes)
+
+
+def _check_heads(query: Query, heads: list[Points | FoldMap], n_classes: int, samples: Prepared | None) -> None:
+    """Heads are measured by what they make of the client's samples: features may be of any size, and far from 0."""
+    _require(isinstance(samples, HeadSamples), "a map of features")
+    assert isinstance(samples, HeadSamples)
+    size = n_head_parameters(n_classes, samples.d)
+    for part in heads:
+        for t in part.at.values() if isinstance(part, FoldMap) else part.at:
+            _require(t.shape == (size,), f"head parameters of shape {tuple(t.shape)}")
+            _require(samples.largest(t) <= FURTHEST, f"a head that makes logits larger than {FURTHEST:g}")
+        if isinstance(part, Points):
+            _require(part.curvature in ("none", head_curvature_of(n_classes)), "a Hessian of a head")
+    if isinstance(query, HeadSums):
+        _require(len(query.basis) <= n_directions(n_classes, samples.d), "a Hessian in more directions")
 
 
 def _check_map(family: str, t: Array, unit: float, n_classes: int) -> None:

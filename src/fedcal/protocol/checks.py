@@ -15,6 +15,7 @@ import numpy as np
 from fedcal.base.arrays import Params
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
+from fedcal.exact.linear import unpack_symmetric
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_queries import PRIVATE_QUERIES
 from fedcal.methods import Method
@@ -34,13 +35,20 @@ class Known:
     n: int | None = None  # its samples
     squares: float | None = None  # the sum of its squared logits
     probs: bool = False  # whether its scores are probabilities
+    trained: float = 0.0  # its training samples, where a method takes them
+    features: float | None = None  # the sum of squares of its features
 
     def after(self, reply: Reply) -> Known:
         """Return what is known after one more reply."""
-        declared = reply.content.get("squares")
-        if declared is None or reply.privacy:
-            return replace(self, n=reply.n, probs=reply.probs)
-        return Known(reply.n, float(declared), reply.probs)
+        known, content = replace(self, n=reply.n, probs=reply.probs), reply.content
+        if reply.privacy:
+            return known
+        if "squares" in content:
+            known = replace(known, squares=float(content["squares"]))
+        if "trained" in content and "moment" in content:
+            features = float(unpack_symmetric(content["moment"]).diagonal().sum())
+            known = replace(known, trained=float(content["trained"].sum()), features=features)
+        return known
 
 
 # --- at the server -------------------------------------------------------------------------------------------------------
@@ -81,8 +89,11 @@ def check_reply(
             raise FedCalError(
                 f"{client}'s reply: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {dtype} of {shape}"
             )
-    squares = known.squares if known else None
-    claim = Claim(client, request.query, reply.content, reply.n, plan.n_classes, squares, reply.clients)
+    before = known or Known()
+    claim = Claim(
+        client, request.query, reply.content, reply.n, plan.n_classes, before.squares, reply.clients, before.trained,
+        before.features,
+    )  # fmt: skip
     check_size(claim)
     if not noisy:
         check_plausible(claim)
@@ -90,8 +101,8 @@ def check_reply(
 
 def example_reply(method: Method, n_classes: int, query: Query) -> Params:
     """Return what a client of a single sample would reply: it shows names, shapes and types."""
-    logits, labels = np.eye(1, n_classes), np.zeros(1, np.int64)
-    return method.reply(query, Prepared(lambda: (logits, labels)), {}).content
+    rows, labels = np.eye(1, method.width(n_classes)), np.zeros(1, np.int64)
+    return method.reply(query, method.prepare(Prepared(lambda: (rows, labels))), {}).content
 
 
 def check_bytes(client: str, size: int, like: Params, pooled: bool = False) -> None:

@@ -56,8 +56,9 @@ class Client:
         policy: Policy | None = None,
     ) -> None:
         checked = as_logits(logits)
-        pair = checked, check_labels(labels, len(checked), checked.shape[1])
-        self._prepare(method, Prepared(lambda: pair), privacy, policy)
+        chosen = get_method(method) if isinstance(method, str) else method
+        pair = checked, check_labels(labels, len(checked), chosen.classes_of(checked.shape[1]))
+        self._prepare(chosen, Prepared(lambda: pair), privacy, policy)
 
     @classmethod
     def of(
@@ -78,8 +79,17 @@ class Client:
         client._prepare(method, samples, privacy, policy)
         return client
 
-    def _prepare(self, method: str | Method, samples: Prepared, privacy: Privacy | None, policy: Policy | None) -> None:
-        self.method = get_method(method) if isinstance(method, str) else method
+    @property
+    def samples(self) -> Prepared:
+        """Its samples, as its method wants them."""
+        return self._samples
+
+    @samples.setter
+    def samples(self, samples: Prepared) -> None:
+        self._samples = self.method.prepare(samples)
+
+    def _prepare(self, method: Method, samples: Prepared, privacy: Privacy | None, policy: Policy | None) -> None:
+        self.method = method
         self.samples, self.policy = samples, policy
         self.privacy = privacy or (policy.privacy if policy else None)
         self.talk = Talk()  # what it has told, where it has a policy
@@ -87,7 +97,7 @@ class Client:
         if self.privacy:
             self.privacy.check(self.method)
         if policy:
-            samples.fewest = max(samples.fewest, policy.min_count)
+            self.samples.fewest = max(self.samples.fewest, policy.min_count)
         self.probs = False  # whether its scores were probabilities: the server's scaler should know
         self.spent = 0.0  # the share of its own privacy budget that its replies have taken
         self._last: Reply | None = None  # its last reply under privacy: noise is drawn once for a request
@@ -170,7 +180,7 @@ class Client:
         """
         if not self.memory and not len(self.samples.labels):
             return {}
-        logits, labels = self.samples.logits.astype(float, copy=False), self.samples.labels
+        logits, labels = self.samples.scores.astype(float, copy=False), self.samples.labels
         return self.method.personal(contiguous(scaler.params), self.memory, logits, labels)
 
     def measure(self, federation: str, scaler: Scaler, n_bins: int) -> None:
@@ -246,7 +256,7 @@ class Client:
             return self.policy.after(self.talk, request, self.method, query.k)
         talk = self.policy.after(self.talk, request, self.method, logits.shape[1])
         self._size = logit_size(logits) if self._size is None else self._size
-        check_bounds(request.query, self._size, logits.shape[1])
+        check_bounds(request.query, self._size, logits.shape[1], self.samples)
         return talk
 
     def _memory_before(self, request: Request) -> Params:

@@ -9,6 +9,7 @@
     ShiftEvidence       log-likelihoods ≤ 0 that follow from one another
     NetGradient         n + stop_n samples in all; stop_loss ≥ 0
     FitScaler           temperatures within the limits of a fit
+    HeadStart …         sums over features: plausible_head.py
     SetScores           whole counts, the same total by the global and the personal scaler, at most n
     SiteSpread          log-likelihoods ≤ 0
 
@@ -33,11 +34,14 @@ from fedcal.base.query import Query, leaves
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalError
 from fedcal.exact import maps, prior_shift, queries
+from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
 from fedcal.exact.linear import is_scale, unpack_hessian, unpack_symmetric
 from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
 from fedcal.methods.sets import SetScores, SiteSpread
+from fedcal.protocol.messages import MOST_SAMPLES
+from fedcal.protocol.plausible_head import check_head_scales, check_head_start, check_head_sums, has_root
 
 RELATIVE = 1e-9  # rounding of a sum, relative to its terms
 TINY = 1e-150  # the least unit that Hessians are measured in: its square is still a number
@@ -56,6 +60,8 @@ class Claim:
     n_classes: int
     squares: float | None = None  # the sum of the client's squared logits, once it has declared it
     clients: int = 1  # whose sums these are: more than one where they come added up
+    trained: float = 0.0  # training samples beside the n, where a method takes them
+    features: float | None = None  # the sum of squares of the features of all its samples, once it has declared it
 
     @property
     def size(self) -> float:
@@ -78,10 +84,12 @@ class Claim:
 
 def check_size(claim: Claim) -> None:
     """Refuse values that are not finite, or larger than sums over n samples can be."""
-    most = 4 * SPREAD * claim.n_classes * claim.n * claim.size
+    told = float(claim.content["trained"].sum()) if "trained" in claim.content else claim.trained
+    samples = claim.n + (min(told, MOST_SAMPLES) if told > 0 else 0)  # NaN counts as nothing
+    most = 4 * SPREAD * claim.n_classes * samples * claim.size
     for name, value in claim.content.items():
         claim.require(np.isfinite(value).all(), name, "is not finite")
-        squared = isinstance(claim.query, NetGradient) or name.split("/")[-1] in SQUARED
+        squared = isinstance(claim.query, NetGradient | HeadStart | HeadSums) or name.split("/")[-1] in SQUARED
         largest, limit = float(np.abs(value).max()) if value.size else 0.0, most * most if squared else most
         claim.require(largest <= limit, name, f"reaches {largest:.3g}, beyond all that {claim.n} samples can add up to")
 
@@ -190,19 +198,11 @@ def _positive(claim: Claim, name: str, hessian: Array, units: Array) -> None:
     _diagonal(claim, name, hessian.diagonal(axis1=-2, axis2=-1), units)
     scaled, size = hessian / units / units[:, None], hessian.shape[-1]
     if size <= EXACT_UP_TO:
-        definite = _has_root(scaled + size * RELATIVE * np.eye(size))
+        definite = has_root(scaled + size * RELATIVE * np.eye(size))
     else:
         own = np.maximum(scaled.diagonal(), 0)
         definite = (scaled**2 <= own * own[:, None] + 2 * RELATIVE).all()
     claim.require(definite, name, "is not positive semi-definite")
-
-
-def _has_root(matrices: Array) -> bool:
-    """Whether each matrix has a Cholesky factor: it is positive definite."""
-    try:
-        return bool(np.isfinite(np.linalg.cholesky(matrices)).all())
-    except np.linalg.LinAlgError:
-        return False
 
 
 def _diagonal(claim: Claim, name: str, diagonal: Array, units: Array) -> None:
@@ -280,6 +280,9 @@ CHECKS: dict[type[Query], Callable[[Claim], None]] = {
     queries.ShiftEvidence: _evidence,
     NetGradient: _net,
     FitScaler: _temperature,
+    HeadStart: check_head_start,
+    HeadSums: check_head_sums,
+    HeadScales: check_head_scales,
     SetScores: _set_scores,
     SiteSpread: _likelihood,
 }

@@ -15,11 +15,13 @@ import numpy as np
 from fedcal.base import schema
 from fedcal.base.arrays import Array, Params, tensor
 from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs, warn_user
+from fedcal.base.features import check_features
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import by_rows, ordered_softmax
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, counted, unknown
+from fedcal.exact.head_samples import join
 from fedcal.methods import METHODS, Method, method_from_json, method_to_json
 from fedcal.methods.sets import WithSets
 from fedcal.protocol.ledger import Ledger
@@ -56,7 +58,7 @@ class Scaler:
 
     def __repr__(self) -> str:
         clients = f", {counted(len(self.personal), 'client')}" if self.personal else ""
-        kind = "probabilities" if self.probs else "logits"
+        kind = "probabilities" if self.probs else self.method.takes
         cost = ""
         if (books := self.ledger).rounds:
             cost = (
@@ -131,12 +133,29 @@ class Scaler:
 
     def _logits(self, scores: Any, probs: bool | None) -> Array:
         """The logits that the method takes, of as many classes as it was fitted on."""
+        if self.method.takes == "features":
+            return self._rows(scores, probs)
         kind = self.probs if probs is None else check_kind(probs)
         logits = as_logits(scores, kind)
         self.check_width(logits)
         if kind is None and look_like_probs(logits):
             warn_of_probs()
         return logits
+
+    def _rows(self, scores: Any, probs: bool | None) -> Array:
+        """The rows that a method of features takes, of features or of rows."""
+        if probs:
+            raise FedCalError(f"this scaler takes features, not probabilities: leave probs out ({self.method.name})")
+        values = check_features(scores)
+        self.check_width(values)
+        if values.shape[1] == self.method.width(self.n_classes):
+            return values
+        if "model_weight" not in self.params:
+            raise FedCalError(
+                "this scaler does not know the model's last layer: serve it by CalibratedModel(model, scaler)"
+            )
+        logits = values.astype(float) @ self.params["model_weight"].T + self.params["model_bias"]
+        return join(logits, values.astype(float))
 
     def personal_of(self, client: str | int | None) -> Params:
         """Return a client's personal scaler; empty where the global one serves.
@@ -160,7 +179,13 @@ class Scaler:
         Raises:
             FedCalError: which says both numbers.
         """
-        if logits.shape[1] != self.n_classes:
+        if self.method.takes == "features":
+            rows = self.method.width(self.n_classes)
+            d, given = rows - self.n_classes - 1, logits.shape[1]
+            if given not in (d, rows):
+                what = f"{given} logits" if given == self.n_classes else f"{given} columns"
+                raise FedCalError(f"this scaler was fitted on {d} features and their head; you gave {what}")
+        elif logits.shape[1] != self.n_classes:
             raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
 
     @one_thread()
@@ -175,7 +200,7 @@ class Scaler:
         """
         scores = self._logits(logits, probs).astype(float, copy=False)
         if labels is not None:
-            labels = check_labels(labels, len(scores), scores.shape[1], classes=self.classes or None)
+            labels = check_labels(labels, len(scores), self.n_classes, classes=self.classes or None)
         self.personal[str(client)] = self.method.personal(self.params, {}, scores, labels)
 
     def save(self, path: str | Path, *, private: bool = False) -> None:

@@ -251,9 +251,10 @@ class Server:
         """
         tensors, fit = self.fit.state(since)
         known = {name: [of.n, of.squares, of.probs] for name, of in self.known.items()}
+        features = {name: [of.trained, of.features] for name, of in self.known.items() if of.features is not None}
         about = {
             **plan_to_json(self.plan), "rounds": self.rounds, "fit": fit, "ledger": self.ledger.to_dict(), "known": known,
-            "private": self.private,
+            "private": self.private, **({"features": features} if features else {}),
         }  # fmt: skip
         return {"tensors": tensors, "about": about}
 
@@ -281,6 +282,8 @@ class Server:
             self._load_fit(state["tensors"], about["fit"])
             self.ledger = Ledger.from_dict(about["ledger"])
             self.known = {name: Known(*declared) for name, declared in about["known"].items()}
+            for name, (trained, squares) in about.get("features", {}).items():
+                self.known[name] = replace(self.known[name], trained=float(trained), features=float(squares))
             self.private = dict(about["private"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedCalError(f"the state is damaged ({error}): start again") from None

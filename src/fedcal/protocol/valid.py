@@ -33,6 +33,7 @@ from fedcal.base.schema import (
 )
 from fedcal.base.site_sets import CONCENTRATIONS
 from fedcal.errors import FedCalError
+from fedcal.exact.head import n_head_parameters
 from fedcal.exact.linear import FAMILIES, n_parameters
 from fedcal.exact.prior_shift import STRENGTHS
 from fedcal.exact.temperature import T_MAX, T_MIN
@@ -75,6 +76,7 @@ SERVER_STATE = Record(
         "known": MapOf(Tuple((Maybe(COUNT), Maybe(Number(0)), Truth())), any=True),
         "private": MapOf(Record({}, open=True), any=True),
     },
+    optional={"features": MapOf(Tuple((Number(0), Number(0))), any=True)},
     open=True,
 )
 CLIENT_STATE = Record(
@@ -155,6 +157,9 @@ def _shapes(method: Method, k: int) -> dict[str, tuple[int | None, ...]]:
     linear: dict[str, tuple[int | None, ...]] = {family: (n_parameters(family, k),) for family in FAMILIES}
     if method.name == "fed-ts":
         linear["temperature"] = ()
+    if method.takes == "features":
+        d = method.width(k) - k - 1
+        linear |= {"head": (n_head_parameters(k, d),), "model_weight": (k, d), "model_bias": (k,), "trained": ()}
     maps = {"beta": (3,), "hist": (2, None), "order": (1,), "least": (), "fallback": ()}
     return {**linear, **maps, "prior": (k,), "alpha": (), "strengths": (len(STRENGTHS),)}
 
@@ -242,12 +247,12 @@ def _check_tensors(params: Params) -> None:
 
 def _probe(method: Method, params: Params, n_classes: int) -> None:
     """Whether the scaler gives probabilities for some logits: it then has all that its method needs."""
-    logits = np.zeros((3, n_classes))
+    logits = np.zeros((3, method.width(n_classes)))
     logits[0, 0], logits[1, -1], logits[2, 1] = 1.0, 20.0, -3.0
     try:
         with np.errstate(all="ignore"):
             probs = softmax(method.apply(params, logits), 1)
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise FedCalError(f"{method.name} cannot use these tensors ({type(error).__name__})") from None
-    if probs.shape != logits.shape or not bool(np.isfinite(probs).all()):
+    if probs.shape != (3, n_classes) or not bool(np.isfinite(probs).all()):
         raise FedCalError(f"what {method.name} makes of some logits is not finite")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedcal.base.arrays import tensor
 from fedcal.base.checks import check_kind, log_probs, two_columns, within_spread
+from fedcal.base.last_layer import with_features
 from fedcal.base.logits import keep_order, ordered_softmax
 from fedcal.base.store import write_bytes
 from fedcal.errors import FedCalError, unknown
@@ -35,7 +36,8 @@ class CalibratedModel(nn.Module):
     """A model that returns logits or probabilities, followed by a scaler: the global one, or a client's personal one.
 
     Args:
-        model: takes a batch, returns (N, K) logits; of two classes also a score of class 1, (N,) or (N, 1).
+        model: takes a batch, returns (N, K) logits; of two classes also a score of class 1, (N,) or (N, 1). For a scaler of
+            features (`fed-head`) it must end with torch.nn.Linear; a copy of it is taken.
         scaler: from `fedcal.calibrate`, or a fitted estimator's `scaler_`.
         client: whose personal scaler to use; the global one if not given.
         output: "probabilities", or calibrated "logits" (their softmax is the probabilities).
@@ -71,7 +73,7 @@ class CalibratedModel(nn.Module):
             raise FedCalError(f"scaler must be what fedcal.calibrate returns, not {type(scaler).__name__}")
         if output not in OUTPUTS:
             raise unknown("output", output, OUTPUTS)
-        self.model = model
+        self.model = with_features(model) if scaler.method.takes == "features" else model
         self.scaler = ScalerModule(scaler, client, bool(scaler.probs if probs is None else check_kind(probs)))
         self.output = output
 
@@ -117,6 +119,12 @@ class ScalerModule(nn.Module):
     def forward(self, scores: Tensor) -> Tensor:
         if scores.ndim not in (1, 2):
             raise FedCalError(f"the model must return logits of shape (samples, classes), not {tuple(scores.shape)}")
+        if self.fitted.method.takes == "features":
+            scores = torch.nn.functional.pad(scores, (0, 1))
+            if scores.shape[1] != self.fitted.method.width(self.fitted.n_classes):
+                raise FedCalError(
+                    "the model's last layer is not the one that this scaler was fitted on: give that model"
+                )
         columns = two_columns(scores, self.probs)
         logits = log_probs(columns) if self.probs else within_spread(columns.double())
         self.fitted.check_width(logits)

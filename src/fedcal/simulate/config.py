@@ -33,7 +33,7 @@ def _option(default: Any, help: str, group: str, **check: Any) -> Any:
 def _all_methods() -> tuple[str, ...]:
     from fedcal.methods import METHODS
 
-    return tuple(METHODS)
+    return tuple(name for name, method in METHODS.items() if method.takes == "logits")  # any model has those
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,10 @@ class Config:
     """
 
     # fmt: off
-    data: str = _option("digits", "Data set (see `fedcal data list`).", "Data")
+    data: str = _option("digits", "Data set (see `fedcal data list`), or a .npz, .csv or .parquet of your own.", "Data")
     data_dir: str | None = _option(None, "Folder of the data files [env: FEDCAL_DATA; else the user's cache].", ADVANCED)
+    standardise: bool | None = _option(None, "Your own data: give inputs zero mean and unit variance [default: floating-point numbers and images yes; whole numbers are token ids].", ADVANCED)
+    test_fraction: float = _option(0.2, "Your own data: share held out for testing, where there is no test split.", ADVANCED, above=0, below=1)
     limit: int | None = _option(None, "Use that many training samples only (a fifth as many for testing).", "Data", low=1)
     partition: str | None = _option(None, "dirichlet, iid, shards or natural [default: natural where there is one, else dirichlet].", "Data")
     beta: float = _option(0.5, "Dirichlet concentration: lower is more skewed.", "Data", above=0)
@@ -63,23 +65,23 @@ class Config:
     cal_fraction: float = _option(0.1, "Share of a client's training data held out for calibration.", ADVANCED, above=0, below=1)
     min_samples: int = _option(10, "Training samples that every client has at least.", ADVANCED, low=1)
 
-    model: str | None = _option(None, "logistic, mlp, cnn, resnet14 or resnet32 [default: as suits the data].", "Learning")
+    model: str | None = _option(None, "logistic, mlp, cnn, resnet14 or resnet32, or MODULE:FUNCTION of your own [default: as suits the data].", "Learning")
     algorithm: Literal["fedavg", "centralised"] = _option("fedavg", "fedavg, or one centralised model for comparison.", ADVANCED)
     rounds: int = _option(100, "Communication rounds R.", "Learning", low=1)
     clients_per_round: int | None = _option(None, "Clients m that take part in a round [default: 5, or all if fewer].", "Learning", low=1)
     epochs: int = _option(3, "Local epochs E.", "Learning", low=1)
-    batch_size: int | None = _option(None, "Local batch size [default: 256; 32 for digits and heart].", "Learning", low=1)
-    lr: float | None = _option(None, "Learning rate of local SGD [default: 0.01; 0.05 for digits and heart].", "Learning", above=0)
+    batch_size: int | None = _option(None, "Local batch size [default: 256; 32 for digits, heart and your own data].", "Learning", low=1)
+    lr: float | None = _option(None, "Learning rate of local SGD [default: 0.01; 0.05 for digits, heart and your own data].", "Learning", above=0)
     momentum: float = _option(0.0, "Momentum of local SGD.", ADVANCED, low=0, below=1)
     weight_decay: float = _option(0.0, "Weight decay of local SGD.", ADVANCED, low=0)
     prox_mu: float = _option(0.0, "FedProx's µ; 0 is FedAvg.", ADVANCED, low=0)
 
-    method: tuple[str, ...] = _option(_all_methods, "Calibration method, perhaps with options: NAME or NAME:OPTION=VALUE,... (see `fedcal methods`); may be repeated [default: all].", "Calibration")
+    method: tuple[str, ...] = _option(_all_methods, "Calibration method, perhaps with options: NAME or NAME:OPTION=VALUE,... (see `fedcal methods`); may be repeated [default: all but fed-head].", "Calibration")
 
     n_bins: int = _option(15, "Bins of the ECE.", ADVANCED, low=1, high=10_000)
     seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0, high=2**63 - 1)
     device: str = _option("cpu", "cpu, cuda or cuda:N; calibration itself stays on the CPU.", "Running")
-    engine: Literal["auto", "reference"] = _option("auto", "auto (clients side by side: CUDA graphs on a GPU, threads on a CPU), or the plain reference loop.", ADVANCED)
+    engine: Literal["auto", "fast", "reference"] = _option("auto", "fast (clients side by side: CUDA graphs on a GPU, threads on a CPU), the plain reference loop, or auto: fast where it pays.", ADVANCED)
     precision: Literal["bf16", "tf32", "fp32"] = _option("bf16", "Of training on a GPU, by the fast engine; a CPU computes in fp32.", ADVANCED)
     slots: int = _option(10, "Clients that train side by side on a GPU.", ADVANCED, low=1, high=64)
     threads: int | None = _option(None, "CPU threads [default: 1 for logistic and mlp, else PyTorch's choice].", ADVANCED, low=1, high=1024)
@@ -89,17 +91,19 @@ class Config:
     def __post_init__(self) -> None:
         from fedcal.base.checks import check_value
         from fedcal.data import DATASETS
+        from fedcal.data.own import is_own as is_own_data
         from fedcal.data.partition import PARTITIONS
         from fedcal.learn.models import MODELS
+        from fedcal.learn.own import is_own as is_own_model
         from fedcal.methods import get_method, spec_of
 
         hints = get_type_hints(type(self))
         for entry in fields(self):
             if entry.name != "method":
                 check_value(entry.name, getattr(self, entry.name), hints[entry.name], entry.metadata["rules"])
-        if self.data not in DATASETS:
+        if self.data not in DATASETS and not is_own_data(self.data):
             raise unknown("data set", self.data, DATASETS)
-        if self.model is not None and self.model not in MODELS:
+        if self.model is not None and self.model not in MODELS and not is_own_model(self.model):
             raise unknown("model", self.model, MODELS)
         if self.partition is not None and self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
@@ -117,11 +121,11 @@ class Config:
         """Return the same config with every `None` that depends on the data filled in."""
         from fedcal.data import DATASETS
 
-        about = DATASETS[self.data]
-        small = self.data in ("digits", "heart")
+        about = DATASETS.get(self.data)  # None of users' own data
+        small = self.data in ("digits", "heart") or about is None
         known: dict[str, Any] = {
-            "model": about.model,
-            "partition": about.partition,
+            "model": about.model if about else "mlp",
+            "partition": about.partition if about else "dirichlet",
             "batch_size": 32 if small else 256,
             "lr": 0.05 if small else 0.01,
         }

@@ -16,18 +16,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedcal.base.last_layer import head_of, last_linear, with_features
 from fedcal.base.seeds import numpy_rng, torch_rng
 from fedcal.data import Client, Dataset, Skew, load, make_clients, skew
+from fedcal.data.own import is_own as is_own_data
 from fedcal.data.samples import Samples
 from fedcal.errors import FedCalError
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, Trained, average, copy_state, predict, train_in_turn
 from fedcal.learn.models import build
+from fedcal.learn.own import Model, Traits, build_own, try_out
+from fedcal.learn.own import is_own as is_own_model
 from fedcal.measure.tally import Tally
 from fedcal.measure.views import Measured, View, measure
 from fedcal.methods import Method
+from fedcal.methods.fed_head import with_features_of
 from fedcal.protocol import Scaler, Server
 from fedcal.simulate.config import Config
+from fedcal.transport.features import feature_rows
 from fedcal.transport.memory import Exchange
 
 Record = dict[str, Any]  # what rounds.jsonl says of a round
@@ -47,11 +53,23 @@ class Federation:
     train: Trainer  # how a round's clients are trained: one after the other, or several at once
     round: int = 0
     scalers: dict[str, Scaler] = field(default_factory=dict)  # by method, once training is over
+    remarks: list[str] = field(default_factory=list)  # what the user should know before it runs
 
 
-def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | None = None) -> Federation:
-    """The federation before its first round; of the config's data set, or of one's own; with an engine that others share."""
+def assemble(
+    config: Config, dataset: Dataset | None = None, train: Trainer | None = None, own_model: Model | None = None
+) -> Federation:
+    """The federation before its first round.
+
+    Args:
+        config: resolved.
+        dataset: one's own; the config's if not given.
+        train: an engine that others share.
+        own_model: a function that builds the model; the config's model if not given.
+    """
     device = _device(config.device)
+    if dataset is None and is_own_data(config.data):
+        raise FedCalError(f"this run is on data of your own, {config.data}: give them again, as data= or --data FILE")
     dataset = dataset or load(config.data, config.data_dir, config.seed, limit=config.limit)
     if config.partition == "natural" and config.clients not in (None, len(dataset.client_names)):
         raise FedCalError(
@@ -70,16 +88,52 @@ def assemble(config: Config, dataset: Dataset | None = None, train: Trainer | No
     )
     if (config.clients_per_round or 1) > len(clients):
         raise FedCalError(f"clients_per_round is {config.clients_per_round}, but there are {len(clients)} clients")
-    model = build(config.model or "mlp", dataset.shape, dataset.n_classes, torch_rng(config.seed, "model")).to(device)
+    model, traits = _model(config, dataset, clients, own_model)
+    model, remarks = model.to(device), list[str]()
+    if train is None:
+        dtype = clients[0].train_x.dtype
+        train = trainer(config, model, dataset.shape, traits, dtype, remarks.append)
     return Federation(
         config,
         [_on(client, device) for client in clients],
         skew(clients, dataset.n_classes),
         dataset.classes,
         model,
-        {name: calibration(method, dataset.n_classes, config) for name, method in config.methods().items()},
-        train or trainer(config, model, dataset.shape),
+        {name: calibration(method, dataset.n_classes, config) for name, method in methods_for(config, model).items()},
+        train,
+        remarks=remarks,
     )
+
+
+def methods_for(config: Config, model: nn.Module) -> dict[str, Method]:
+    """The methods asked for; those that take features are told how many the model has."""
+    methods = config.methods()
+    if any(method.takes == "features" for method in methods.values()):
+        d = last_linear(model)[1].in_features
+        methods = {name: with_features_of(method, d) for name, method in methods.items()}
+    return methods
+
+
+def _model(
+    config: Config, dataset: Dataset, clients: list[Client], own: Model | None
+) -> tuple[nn.Module, Traits | None]:
+    """The model before training; and, of one's own, what an engine must know of it."""
+    name, rng = config.model or "mlp", torch_rng(config.seed, "model")
+    tokens = clients[0].train_x.dtype == torch.int64
+    if own is None and is_own_model(name):
+        raise FedCalError(
+            f"this run has a model of your own, {name}: give it again, as model= or --model; no file says what to import"
+        )
+    if own is None and tokens:
+        raise FedCalError(
+            f"{dataset.name} holds whole numbers, which are token ids, and model {name} has no embedding: give a model of "
+            "your own, or standardise to take them as features"
+        )
+    if own is None:
+        return build(name, dataset.shape, dataset.n_classes, rng), None
+    model = build_own(own, name, dataset.shape, dataset.n_classes, rng)
+    x, y = (torch.cat([getattr(client, part)[:4] for client in clients[:4]]) for part in ("train_x", "train_y"))
+    return model, try_out(model, name, x, y, dataset.n_classes)
 
 
 def calibration(method: Method, n_classes: int, config: Config) -> Exchange:
@@ -88,16 +142,51 @@ def calibration(method: Method, n_classes: int, config: Config) -> Exchange:
     return Exchange(Server(method, n_classes, config.seed, rounds=beside + method.rounds))
 
 
-def trainer(config: Config, model: nn.Module, shape: tuple[int, ...]) -> Trainer:
-    """The engine that trains a round's clients. Several federations of one model and one way to train may share it."""
-    how, on_cpu = sgd(config), next(model.parameters()).device.type == "cpu"
-    if config.engine == "reference" or (on_cpu and not cpu.pays(model)):
-        return lambda jobs: train_in_turn(model, jobs, how)
-    if on_cpu:
-        return cpu.Engine(model, how, torch.get_num_threads()).train
-    from fedcal.learn.fast import Engine
+def trainer(
+    config: Config,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    traits: Traits | None = None,
+    dtype: torch.dtype = torch.float32,
+    remark: Callable[[str], None] = lambda text: None,
+) -> Trainer:
+    """The engine that trains a round's clients. Several federations of one model and one way to train may share it.
 
-    return Engine(model, shape, how, config.precision, config.slots).train
+    Args:
+        config: which engine is wanted. `auto` takes a fast one where that pays and can be, else the reference loop.
+        model: to be trained.
+        shape: of one input.
+        traits: of a user's own model; None for those of models.py, which every engine can train.
+        dtype: of the inputs.
+        remark: called where the fast engine is not taken though it would pay.
+
+    Raises:
+        FedCalError: the fast engine is asked for, and cannot train the model.
+    """
+    how, device = sgd(config), next(model.parameters()).device.type
+    random = traits is not None and traits.random
+
+    def reference(jobs: list[Job]) -> list[Trained]:
+        return train_in_turn(model, jobs, how, random)
+
+    if config.engine == "reference" or (config.engine == "auto" and device == "cpu" and not cpu.pays(model)):
+        return reference
+    if (why := traits.obstacle(device) if traits else None) is None:
+        if device == "cpu":
+            return cpu.Engine(model, how, torch.get_num_threads(), traits is None or traits.rowwise).train
+        from fedcal.learn.fast import Engine
+
+        try:
+            return Engine(model, shape, how, config.precision, config.slots, dtype).train
+        except RuntimeError as error:
+            if traits is None:
+                raise
+            torch.cuda.synchronize()
+            why = f"its step cannot be recorded as a CUDA graph ({str(error).splitlines()[0]})"
+    if config.engine == "fast":
+        raise FedCalError(f"the fast engine cannot train model {config.model}: {why}; choose --engine reference")
+    remark(f"model {config.model} is trained by the reference loop: {why}")
+    return reference
 
 
 def sgd(config: Config) -> SGD:
@@ -187,17 +276,32 @@ def finish(state: Federation, on_fit: Callable[[str, int], None] = lambda method
     frozen: dict[str, dict[str, Samples]] = {}
     for name, exchange in state.calibrations.items():
         on_fit(name, 0)
-        fit_on = exchange.method.fit_on
-        if exchange.server.request is not None and fit_on not in frozen:
-            frozen[fit_on] = {c.name: _samples(c, state.model, fit_on) for c in state.clients}
+        method = exchange.method
+        key = f"{method.takes} of {method.fit_on}"
+        if exchange.server.request is not None and key not in frozen:
+            make = feature_samples if method.takes == "features" else _samples
+            frozen[key] = {c.name: make(c, state.model, method.fit_on) for c in state.clients}
         before = exchange.server.ledger.rounds
-        state.scalers[name] = exchange.run(
-            frozen.get(fit_on, {}), lambda server, name=name, before=before: on_fit(name, server.ledger.rounds - before)
+        state.scalers[name] = scaler = exchange.run(
+            frozen.get(key, {}), lambda server, name=name, before=before: on_fit(name, server.ledger.rounds - before)
         )
+        if method.takes == "features":
+            weight, bias = head_of(last_linear(state.model)[1])
+            scaler.params |= {"model_weight": weight, "model_bias": bias}
+
+
+def feature_samples(client: Client, model: nn.Module, fit_on: str = "held-out") -> Samples:
+    """A client's rows, with features: what it fits on, and then the training samples beside them."""
+    whole, splits = with_features(model), ["held-out", "train"] if fit_on == "held-out" else [fit_on]
+    rows = [feature_rows(whole, _inputs(client, split), trained=i > 0) for i, split in enumerate(splits)]
+    return torch.cat(rows), torch.cat([_labels(client, split) for split in splits])
 
 
 def test_logits(state: Federation) -> dict[str, torch.Tensor]:
-    """The final model's logits on each client's test set."""
+    """The final model's logits on each client's test set; rows with features where a method takes them."""
+    if any(scaler.method.takes == "features" for scaler in state.scalers.values()):
+        whole = with_features(state.model)
+        return {c.name: feature_rows(whole, c.test_x) for c in state.clients}
     return {c.name: predict(state.model, c.test_x) for c in state.clients}
 
 
@@ -208,7 +312,7 @@ def evaluate(
 
     Args:
         state: the finished federation.
-        logits: the final model's logits on each client's test set; if not given, they are computed.
+        logits: what `test_logits` gives; if not given, it is computed.
         compare: whether to sum up what compares the methods' global scalers with each other.
 
     Returns:
@@ -263,12 +367,19 @@ def _glance(state: Federation) -> dict[str, float]:
 
 
 def _global_view(scaler: Scaler) -> View:
-    return lambda _, logits: scaler.apply(logits, probs=False)
+    return lambda _, rows: scaler.apply(_of_rows(scaler, rows), probs=False)
 
 
 def _personal_view(scaler: Scaler) -> View:
     """A client without calibration samples has no personal scaler: the global one serves it."""
-    return lambda client, logits: scaler.apply(logits, client if client in scaler.personal else None, probs=False)
+    return lambda client, rows: scaler.apply(
+        _of_rows(scaler, rows), client if client in scaler.personal else None, probs=False
+    )
+
+
+def _of_rows(scaler: Scaler, rows: torch.Tensor) -> torch.Tensor:
+    """What a scaler takes of rows that may hold features beside the logits."""
+    return rows if scaler.method.takes == "features" else rows[:, : scaler.n_classes]
 
 
 def _on(client: Client, device: torch.device) -> Client:

@@ -21,7 +21,9 @@ import torch
 from fedcal.base.lock import locked
 from fedcal.base.run_log import append_round, read_rounds
 from fedcal.base.store import RESULTS_SCHEMA, finite, read_json, write_bytes, write_json, write_tensors
+from fedcal.data import Dataset
 from fedcal.errors import FedCalError
+from fedcal.learn.own import Model
 from fedcal.measure.reliability import Reliability
 from fedcal.measure.tally import Tally
 from fedcal.measure.views import Measured
@@ -33,6 +35,7 @@ from fedcal.simulate import federation
 from fedcal.simulate.checkpoint import load_checkpoint, save_checkpoint
 from fedcal.simulate.config import MACHINE, SCHEMA, Config
 from fedcal.simulate.federation import Federation, Record
+from fedcal.simulate.own import with_own
 
 Results = dict[str, Any]
 
@@ -60,6 +63,8 @@ def run(
     config: Config,
     out: str | Path | None = None,
     *,
+    data: Any = None,
+    model: Model | None = None,
     resume: bool = False,
     overwrite: bool = False,
     on_round: Callable[[Record], None] = lambda record: None,
@@ -71,6 +76,10 @@ def run(
     Args:
         config: what to run.
         out: the run folder; without it nothing is written.
+        data: your own data in place of the config's: (x, y), (x, y, client), a mapping of x, y, client, test_x, test_y,
+            test_client and classes, or a .npz, .csv or .parquet. docs/own-data.md says what each may hold.
+        model: your own model in place of the config's: a function of (shape, n_classes), or of nothing, that returns an
+            nn.Module; or a module, whose weights training starts from.
         resume: go on from the folder's last checkpoint, or start if there is none.
         overwrite: replace an earlier run.
         on_round: called after every training round with its line of rounds.jsonl.
@@ -81,7 +90,8 @@ def run(
         What results.json holds.
 
     Raises:
-        FedCalError: the folder holds another run, a file is damaged, or training diverged.
+        FedCalError: the folder holds another run, a file is damaged, data or model are not as they should be, or training
+            diverged.
 
     Examples:
         >>> import fedcal
@@ -92,31 +102,34 @@ def run(
         >>> 0 < results["methods"]["fed-ts"]["global"]["ece"] < 1
         True
     """
+    config, dataset = with_own(config, data, model)
     config = config.resolve()
     if config.threads:
         torch.set_num_threads(config.threads)
     elif config.model in ("logistic", "mlp"):  # too small to share: a second thread only waits
         torch.set_num_threads(1)
     if out is None:
-        return _run(config, None, resume, on_round, on_start, on_stage)
+        return _run(config, dataset, model, None, resume, on_round, on_start, on_stage)
     folder = Path(out)
     check_folder(folder, config, resume, overwrite)
     with locked(folder, "fedcal run"):
         check_folder(folder, config, resume, overwrite)  # again: another run may just have ended
         if resume and (folder / "results.json").exists() and not (folder / "checkpoint.safetensors").exists():
             return read_json(folder / "results.json")
-        return _run(config, folder, resume, on_round, on_start, on_stage)
+        return _run(config, dataset, model, folder, resume, on_round, on_start, on_stage)
 
 
 def _run(
     config: Config,
+    dataset: Dataset | None,
+    model: Model | None,
     folder: Path | None,
     resume: bool,
     on_round: Callable[[Record], None],
     on_start: Callable[[Federation], None],
     on_stage: Callable[[Stage], None],
 ) -> Results:
-    state = federation.assemble(config)
+    state = federation.assemble(config, dataset, own_model=model)
     if folder:
         _open_folder(folder, state, resume)
     on_start(state)
@@ -265,6 +278,8 @@ def check_folder(folder: Path, config: Config, resume: bool, overwrite: bool) ->
         )
     stored = Config.from_dict(read_json(folder / "config.json"), str(folder / "config.json"))
     for name, value in asdict(stored).items():
+        if name == "data" and "@" in value and "@" in config.data and value != config.data:
+            raise FedCalError(f"{folder} was run on other data ({value}; these are {config.data}): give the same again")
         if name not in MACHINE and value != (mine := getattr(config, name)):
             raise FedCalError(
                 f"{folder} was run with {name}={value!r}, not {mine!r}: leave it out, or use another folder"

@@ -19,11 +19,13 @@ from fedcal.data.samples import Samples, Stream, check_clients, name_columns
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.methods import DEFAULT, Method, get_method
+from fedcal.methods.fed_head import with_features_of
 from fedcal.protocol.client import Client
 from fedcal.protocol.messages import Reply, Request
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 from fedcal.protocol.server import Server
+from fedcal.transport.features import feature_clients
 
 MANY = 256  # clients, from which on small ones reply together
 GROUP = 1 << 15  # logits of such a group
@@ -41,6 +43,8 @@ def calibrate(
     probs: bool | None = None,
     classes: Any = None,
     privacy: Privacy | None = None,
+    head: Any = None,
+    train: Mapping[str, tuple[Any, Any]] | Sequence[tuple[Any, Any]] | None = None,
     **options: Any,
 ) -> Scaler:
     """Calibrate a frozen model from each client's (logits, labels), as rounds between clients and a server would.
@@ -59,6 +63,9 @@ def calibrate(
             strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
         privacy: `Privacy(epsilon=4, delta=1e-5)`: fit under differential privacy, to see what it costs. The clients are
             here all the same: only the scaler may be shown to others, and with `where="central"` not the rounds' sums.
+        head: for a method that takes features (`fed-head`): the model's last layer, a torch.nn.Linear or (weight, bias). The
+            clients then give (features, labels), and so do those who use the scaler.
+        train: for such a method, (features, labels) of samples that the model was trained on, by client, where they may help.
         options: the method's options (see `fedcal methods NAME`), e.g. `accuracy="keep"` for fedcal-plus, which leaves every
             decision of the model as it is (add `prior_shift=True` for clients' personal scalers that may move theirs),
             `alpha=0.1` and `coverage="site"` for conformal sets (docs/conformal.md), or `net="raw"` for fedcal.
@@ -83,6 +90,8 @@ def calibrate(
     """
     chosen = get_method(method, **options)
     kind = check_kind(probs)
+    if chosen.takes == "features" or head is not None or train is not None:
+        return _calibrate_features(chosen, clients, train, head, classes, rounds, seed, stream, kind, privacy)
     if stream:
         samples = Stream(clients, kind, classes)
         found, n_classes, suspect = samples.classes, samples.width, samples.suspect
@@ -103,6 +112,28 @@ def calibrate(
     if server.ledger.rounds and not server.ledger.updates:
         raise FedCalError("no samples: every client is empty; at least one needs some")
     scaler.probs = kind
+    return scaler
+
+
+def _calibrate_features(
+    method: Method, clients: Any, train: Any, head: Any, classes: Any, rounds: int | None, seed: int, stream: bool,
+    probs: bool | None, privacy: Privacy | None,
+) -> Scaler:  # fmt: skip
+    """Calibrate from each client's features and the model's last layer."""
+    if method.takes != "features":
+        raise FedCalError(f"{method.name} takes logits: head and train are for fed-head; leave them out")
+    if stream or probs:
+        raise FedCalError(
+            f"{method.name} takes features of clients that are here: leave {'stream' if stream else 'probs'} out"
+        )
+    if privacy:
+        privacy.check(method)
+    samples, found, (weight, bias) = feature_clients(clients, train, head, classes)
+    method = with_features_of(method, weight.shape[1])
+    rounds = None if rounds is None else check_whole(rounds, "rounds", low=0)
+    server = Server(method, len(weight), seed, rounds=rounds, classes=name_columns(found), history=False)
+    scaler = Exchange(server).run(samples)
+    scaler.params |= {"model_weight": weight, "model_bias": bias}
     return scaler
 
 

@@ -74,6 +74,10 @@ def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[s
     chosen = get_method(method)
     n_classes = check_whole(len(classes) if isinstance(classes, list) else classes, "classes", low=2)
     labels = name_columns(check_classes(classes, n_classes)) if isinstance(classes, list) else ()
+    if chosen.takes == "features":
+        raise FedCalError(
+            f"{chosen.name} needs the model at every site, not only logits: use Flower, or fedcal.calibrate"
+        )
     if not chosen.rounds:
         raise FedCalError(f"{chosen.name} asks the sites nothing: choose another method, or its option rounds=N")
     for site in sites:

@@ -13,7 +13,7 @@ except ImportError:
 if TYPE_CHECKING:
     from fedcal.protocol import Privacy
     from fedcal.transport.flower.average import ExactFedAvg
-    from fedcal.transport.flower.client import calibration_mod, logits_of, personal_scaler
+    from fedcal.transport.flower.client import calibration_mod, features_of, logits_of, personal_scaler
     from fedcal.transport.flower.grid import LocalGrid
     from fedcal.transport.flower.strategy import CalibratedStrategy
 
@@ -23,6 +23,7 @@ __all__ = [
     "LocalGrid",
     "Privacy",
     "calibration_mod",
+    "features_of",
     "logits_of",
     "personal_scaler",
 ]
@@ -35,6 +36,7 @@ __getattr__, __dir__ = lazily(
         "LocalGrid": "fedcal.transport.flower.grid",
         "Privacy": "fedcal.protocol",
         "calibration_mod": "fedcal.transport.flower.client",
+        "features_of": "fedcal.transport.flower.client",
         "logits_of": "fedcal.transport.flower.client",
         "personal_scaler": "fedcal.transport.flower.client",
     },

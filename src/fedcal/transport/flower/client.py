@@ -11,7 +11,7 @@ SuperNode.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from fedcal.base.labels import check_classes
 from fedcal.base.store import nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
+from fedcal.exact.head_samples import join
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_queries import VALUES, Measure
 from fedcal.protocol import Client, Plan, Policy, Privacy, Reply, Request
@@ -59,6 +60,14 @@ Mod = Callable[[Message, Context, ClientAppCallable], Message]
 STATE = "fedcal.state"  # in the node's context
 
 
+@dataclass(frozen=True)
+class Rows:
+    """A node's samples with features beside the logits (exact/head_samples.py), as `features_of` gives them."""
+
+    rows: Array
+    n_classes: int
+
+
 def calibration_mod(
     logits: Logits,
     privacy: Privacy | None = None,
@@ -73,7 +82,7 @@ def calibration_mod(
     """Make the mod for a ClientApp. It must be the first of `mods`, so that no other one sees FedCal's records.
 
     Args:
-        logits: the app's function of (arrays, context, split).
+        logits: the app's function of (arrays, context, split); for `fed-head`, what `features_of` makes.
         privacy: what leaves this node keeps to it, whatever the server asks; it counts its budget itself.
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
@@ -137,9 +146,13 @@ def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
 
     def samples(arrays: ArrayRecord, context: Context, split: str) -> tuple[Array, Array]:
         scores, labels = logits(arrays, context, split)
-        found = as_logits(scores, probs).astype(float, copy=False)
-        named = None if classes is None else check_classes(classes, found.shape[1])
-        return found, check_labels(labels, len(found), found.shape[1], classes=named)
+        if isinstance(scores, Rows):
+            rows, k = scores.rows, scores.n_classes
+        else:
+            rows = as_logits(scores, probs).astype(float, copy=False)
+            k = rows.shape[1]
+        named = None if classes is None else check_classes(classes, k)
+        return rows, check_labels(labels, len(rows), k, classes=named)
 
     return samples
 
@@ -175,6 +188,52 @@ def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]
         return z[mine], y[mine]
 
     return logits
+
+
+def features_of(
+    model: Callable[[], nn.Module], held_out: Callable[[Context], Any], train: Callable[[Context], Any] | None = None
+) -> Logits:
+    """Make the function for `calibration_mod` where the method takes features (`fed-head`).
+
+    Features are what the model's last layer takes, which must be torch.nn.Linear. Every other held-out sample is calibrated
+    on, and the rest is measured on.
+
+    Args:
+        model: makes the app's model.
+        held_out: gives a node's batches (x, y), or dicts of two, that it does not train on.
+        train: the same of what it trains on; if not given, heads are fitted on held-out samples alone.
+
+    Returns:
+        The function for `calibration_mod`.
+
+    Raises:
+        FedCalError: from that function, where the model's last layer is not linear.
+    """
+
+    def rows(arrays: ArrayRecord, context: Context, split: str) -> tuple[Rows, Array]:
+        import torch
+
+        from fedcal.base.last_layer import last_linear, with_features
+
+        net = model()
+        net.load_state_dict(arrays.to_torch_state_dict())
+        whole, k = with_features(net).eval(), last_linear(net)[1].out_features
+
+        def of(batches: Any, trained: bool) -> tuple[Array, Array]:
+            with torch.no_grad():
+                parts = [(whole(x).cpu(), y) for x, y in map(_pair, batches)]
+            found, y = (torch.cat(list(part)).cpu().numpy() for part in zip(*parts, strict=True))
+            return join(found[:, :k], found[:, k:], trained), y
+
+        found, labels = of(held_out(context), False)
+        mine = np.arange(len(labels)) % 2 == (split == "test")
+        parts = [(found[mine], labels[mine])]
+        if split != "test" and train is not None:
+            parts.append(of(train(context), True))
+        whole_rows, whole_labels = (np.concatenate(list(part)) for part in zip(*parts, strict=True))
+        return Rows(whole_rows, k), whole_labels
+
+    return rows
 
 
 def personal_scaler(context: Context) -> Params:
@@ -290,7 +349,7 @@ class Node:
         shown = len(self.kept["test_labels"]) >= self.policy.min_count  # else it says that it has no samples
         logits, labels = (self.kept[f"test_{name}"][: None if shown else 0] for name in ("logits", "labels"))
         applied = (
-            logits,
+            plan.method.logits(logits),
             plan.method.apply(scaler.params, logits),
             plan.method.apply_personal(scaler.params, personal, logits),
         )
@@ -338,7 +397,12 @@ class Node:
 
     def _samples(self, plan: Plan, arrays: ArrayRecord, split: str) -> Samples:
         logits, labels = self.logits(arrays, self.context, split)
-        if len(labels):
+        if len(labels) and logits.shape[1] != plan.method.width(plan.n_classes):
+            if plan.method.takes == "features":
+                raise FedCalError(
+                    f"{self.name}: {plan.method.name} asks for {plan.method.width(plan.n_classes) - plan.n_classes - 1} "
+                    f"features and {plan.n_classes} logits: give calibration_mod(features_of(…)) of that model"
+                )
             check_n_classes(self.name, logits.shape[1], plan)
         return logits, labels
 

@@ -272,6 +272,20 @@ class CalibratedStrategy(Strategy):
             "own": self.measured.over_clients("own"),
         }
 
+    def before_and_after(self) -> str:
+        """Return what calibration changed, one line per view; empty before the run is done."""
+        found = self.metrics()
+        if not found:
+            return ""
+        lines = [
+            f"{title:20s} accuracy {found[view]['accuracy']:6.1%}  NLL {found[view]['nll']:.3f}  "
+            f"ECE {found[view]['ece']:.1%} (noise floor {found[view]['ece_floor']:.1%})"
+            for view, title in (("uncal", "before calibration"), ("global", "one scaler for all"))
+        ]
+        own, how = found["own"], "all nodes together" if self.secure else "means over nodes"
+        last = f"{'personal scalers':20s} accuracy {own['accuracy']:6.1%}  NLL {own['nll']:.3f}  ({how})"
+        return "\n".join([*lines, last])
+
     def report(self) -> dict[str, Any]:
         """Return who took part in what, who did not and why, what it cost, and what privacy it kept."""
         plan, ledger, privacy = self.server.plan, self.server.ledger, self.server.privacy

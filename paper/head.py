@@ -1,0 +1,135 @@
+"""fed-head: the last layer refitted from sums over features, beside fedcal-plus and the model as it is.
+
+The second table is about clients' own test samples. Each client may shift the global scaler to its label distribution (no
+training), train the model once more on its own data, or fit a head of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcal.base.store import finite
+from fedcal.data.samples import Samples
+from fedcal.measure.tally import Tally, over_clients
+from fedcal.methods import get_method
+from fedcal.methods.fed_head import with_features_of
+from fedcal.protocol import Scaler, Server
+from fedcal.transport.memory import Exchange, calibrate
+from paper import ensemble, results
+from paper.cells import Methods, about, measure
+from paper.plan import head as cells
+from paper.present import Result, Table, by, metric, over_seeds, spread, write
+from paper.recording import Recording
+
+FITTED: Methods = {
+    "uncal": "uncal",
+    "shift": "fedcal-plus:accuracy=keep,informed=false,prior_shift=true",  # a temperature, and each client's prior shift
+    "fedcal-plus": "fedcal-plus",
+    "fed-head": "fed-head",
+}
+SHOWN = ("uncal", "fedcal-plus", "fed-head")
+
+__all__ = ["FITTED", "cells", "fit_cell", "present"]
+
+
+def fit_cell(folder: Path, methods: Methods = FITTED) -> dict[str, Any]:
+    """Fit and measure every method on one recorded federation; each client's model of its own, and its own head."""
+    record, began = Recording(folder), time.perf_counter()
+    rows, test = record.rows()
+    measured: dict[str, Any] = {}
+    for label, spec in methods.items():
+        takes_features, start = get_method(spec).takes == "features", time.perf_counter()
+        scaler = (
+            fit_head(record, rows) if takes_features else calibrate(record.samples(), spec, seed=record.config.seed)
+        )
+        seconds, books = time.perf_counter() - start, scaler.ledger
+        cost = {"rounds": books.rounds, "up": books.total_up, "down": books.total_down, "seconds": seconds}
+        measured[label] = measure(scaler, record, test if takes_features else None)
+        measured[label] |= {"cost": cost, "params": sorted(scaler.params)}
+        if "trained" in scaler.params:
+            measured[label]["trained"] = float(scaler.params["trained"])
+    tuned = ensemble.measure(folder)["own"]
+    content = {
+        **about(record),
+        "fitting": {"seconds": time.perf_counter() - began, **results.machine()},
+        "G": record.about["G"],
+        "methods": measured,
+        "own": {"tuned": tuned["local"], "own head": _own_heads(record, rows, test)},
+    }
+    return finite(content)
+
+
+def fit_head(record: Recording, rows: dict[str, Samples]) -> Scaler:
+    """fed-head on these clients' calibration and training samples."""
+    width = next(iter(rows.values()))[0].shape[1]
+    method = with_features_of(get_method("fed-head"), width - record.n_classes - 1)
+    return Exchange(Server(method, record.n_classes, record.config.seed, history=False)).run(rows)
+
+
+def _own_heads(record: Recording, rows: dict[str, Samples], test: dict[str, Samples]) -> dict[str, Any]:
+    """Every client refits the last layer by itself, by the same method; measured on its own test samples."""
+    tallies = []
+    for name, (found, labels) in test.items():
+        scaler = fit_head(record, {name: rows[name]})
+        tallies.append(Tally.of(scaler.apply(found.double(), name), labels))
+    summary = over_clients(record.names, tallies)
+    return {key: summary[key] for key in ("accuracy", "ece", "ece_floor", "nll")}
+
+
+def present(cells: Sequence[Result], out: Path) -> None:
+    """head.{md,tex}: global accuracy, NLL, ECE and its floor, what a fit costs, and accuracy at the clients."""
+    groups = by(cells, "data", "beta")
+    rows, costs, local = [], [], []
+    for (data, beta), some in groups.items():
+        name = f"{data} β={beta:g}"
+        accuracy = [over_seeds(some, metric(m, key="accuracy")) for m in SHOWN]
+        nll = [spread([result["methods"][m]["global"]["nll"] for result in some], 3) for m in SHOWN]
+        ece = [over_seeds(some, metric(m, key=key)) for m in SHOWN for key in ("ece", "ece_floor")]
+        rows.append([name, len(some), *accuracy, *nll, *ece])
+        heads = [result["methods"]["fed-head"] for result in some]
+        chosen = sum("head" in one["params"] for one in heads)
+        trained = sum(one.get("trained", 0.0) for one in heads)
+        cost = [name, len(some), f"{chosen}", f"{trained:.0f}"]
+        for m in SHOWN[1:]:
+            of = [result["methods"][m]["cost"] for result in some]
+            cost += [spread([one["rounds"] for one in of], 1)]
+            cost += [f"{sum(one[way] for one in of) / len(of) / 1e6:.2f}" for way in ("up", "down")]
+        costs.append([*cost, spread([one["cost"]["seconds"] for one in heads], 1)])
+        own = [over_seeds(some, metric("uncal", "local", "accuracy"))]
+        own.append(over_seeds(some, lambda result: result["own"]["tuned"]["accuracy"]))
+        own += [over_seeds(some, metric(m, "own", "accuracy")) for m in ("shift", "fedcal-plus", "fed-head")]
+        own.append(over_seeds(some, lambda result: result["own"]["own head"]["accuracy"]))
+        local.append([name, len(some), *own])
+    three = [*SHOWN]
+    tables = [
+        Table(
+            "fed-head beside fedcal-plus: global accuracy in %, NLL, ECE in % and its floor",
+            ["cell", "seeds", *(f"accuracy: {m}" for m in three), *(f"NLL: {m}" for m in three)]
+            + [column for m in three for column in (f"ECE: {m}", "floor")],
+            rows,
+        ),
+        Table(
+            "What a fit costs: rounds, megabytes per client, seconds of one core for all clients and the server",
+            ["cell", "seeds", "head kept", "with training samples"]
+            + [column for m in SHOWN[1:] for column in (f"rounds: {m}", "up", "down")]
+            + ["seconds: fed-head"],
+            costs,
+        ),
+        Table(
+            "Accuracy at the clients, on their own test samples, mean over clients, in %",
+            [
+                "cell",
+                "seeds",
+                "the model",
+                "one more local round",
+                "prior shift alone",
+                *SHOWN[1:],
+                "a head of its own",
+            ],
+            local,
+        ),
+    ]
+    write(out, "head", cells, tables)

@@ -1,0 +1,33 @@
+"""A federation's logits, read from an archive or from the recording of its training.
+
+Archives (.npz) hold cal_logits, cal_labels, cal_client, test_logits, test_labels, test_client and train_counts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+Split = dict[str, tuple[torch.Tensor, torch.Tensor]]  # each client's logits and labels
+
+
+def read(path: Path) -> tuple[Split, Split]:
+    """Each client's calibration and test samples, from an archive or a recording's folder."""
+    cal, test = (_of_folder(path, split) if path.is_dir() else _of_archive(path, split) for split in ("cal", "test"))
+    return cal, test
+
+
+def _of_archive(path: Path, split: str) -> Split:
+    a = np.load(path, allow_pickle=False)
+    logits, labels = torch.from_numpy(a[f"{split}_logits"]).double(), torch.from_numpy(a[f"{split}_labels"]).long()
+    of = a[f"{split}_client"]
+    return {str(c): (logits[of == c], labels[of == c]) for c in range(len(a["train_counts"]))}
+
+
+def _of_folder(path: Path, split: str) -> Split:
+    tensors, found = load_file(path / "final.safetensors"), f"{split}/logits/"
+    names = [key.removeprefix(found) for key in tensors if key.startswith(found)]
+    return {c: (tensors[f"{found}{c}"].double(), tensors[f"{split}/labels/{c}"]) for c in sorted(names)}

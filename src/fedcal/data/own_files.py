@@ -1,0 +1,59 @@
+"""Users' own data in a file, for the simulator. Nothing that is read here can run code.
+
+.npz              arrays as own.py names them: x, y; client; test_x, test_y, test_client; classes
+.csv, .parquet    one row per sample: a column `label`, perhaps `client` (or site), perhaps `split` with the words
+                  train and test; every other column is a feature
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcal.base.limits import MOST_BYTES
+from fedcal.data.own import PARTS
+from fedcal.data.readers import FEATURES, read_arrays, read_content
+from fedcal.errors import FedCalError
+
+SUFFIXES = (".npz", ".csv", ".parquet")
+SPLIT = "split"
+
+
+def names_a_file(text: str) -> bool:
+    """Whether a `--data` is a file, and not the name of a data set."""
+    return Path(text).suffix.lower() in SUFFIXES
+
+
+def read_own(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Read a file's arrays, by their names in own.py.
+
+    Args:
+        path: a .npz, .csv or .parquet.
+        most_bytes: that the arrays may take in memory.
+
+    Raises:
+        FedCalError: where the file is missing, damaged, too large, or lacks a column.
+    """
+    try:
+        if path.suffix.lower() == ".npz":
+            return read_arrays(path, PARTS, most_bytes)
+        return _table(path, most_bytes)
+    except FedCalError as error:
+        raise FedCalError(f"{path}: {error}") from None
+
+
+def _table(path: Path, most_bytes: int) -> dict[str, Any]:
+    held = read_content(path, FEATURES, most_bytes, (SPLIT,))
+    if held.labels is None:
+        raise FedCalError("no labels: add a column `label`")
+    columns = {"x": held.scores, "y": held.labels, "client": held.sites}
+    if (split := held.others.get(SPLIT)) is None:
+        return {name: values for name, values in columns.items() if values is not None}
+    words = np.asarray(split).astype(np.str_)
+    if (odd := ~np.isin(words, ("train", "test"))).any():
+        raise FedCalError(f"column {SPLIT}: {str(words[odd.argmax()])!r} is neither train nor test")
+    test = words == "test"
+    found = {name: np.asarray(values)[~test] for name, values in columns.items() if values is not None}
+    return found | {f"test_{name}": np.asarray(values)[test] for name, values in columns.items() if values is not None}

@@ -1,0 +1,104 @@
+"""The page of `fedcal monitor`: the verdict, what to do, and the evidence over time. The same state gives the same bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedcal.base.store import write_bytes
+from fedcal.monitor.verdict import ADVICE, Action, Finding, Null, Verdict
+from fedcal.report.figures import ACCENT, GAP, INK, MUTED, styled
+from fedcal.report.page import environment
+from fedcal.report.svg import inline
+
+MOST = 24  # sites that get a plot
+COLOURS = {Null.CALIBRATION: ACCENT, Null.LABELS: GAP, Null.PREDICTIONS: MUTED}
+NAMES = {Null.CALIBRATION: "probabilities", Null.LABELS: "label counts", Null.PREDICTIONS: "predictions alone"}
+HEAD = ("Site", "tested", "batches", "samples", "evidence now", "highest", "alarm with", "what explains it most")
+ALL_SITES = "All sites"
+
+
+def write_page(path: Path, verdict: Verdict) -> None:
+    """Write the page.
+
+    Args:
+        path: the HTML file.
+        verdict: what the monitor says.
+    """
+    write_bytes(path, render(verdict).encode())
+
+
+def render(verdict: Verdict) -> str:
+    """The page as HTML."""
+    by_site: dict[str, list[Finding]] = {}
+    for one in verdict.findings:
+        by_site.setdefault(one.site or ALL_SITES, []).append(one)
+    order = sorted(by_site, key=lambda site: (site != ALL_SITES, -max(one.peak for one in by_site[site])))
+    figures = [
+        Markup(inline(plot_evidence(site, by_site[site], verdict.alpha), f"site-{i}", _label(site, by_site[site])))
+        for i, site in enumerate(order[:MOST])
+    ]
+    steps = [(site or ALL_SITES, ADVICE[action]) for site, action in verdict.actions.items()]
+    return (
+        environment()
+        .get_template("monitor.html.j2")
+        .render(
+            verdict=verdict,
+            steps=steps or [("Every site", ADVICE[Action.NOTHING])],
+            figures=figures,
+            left_out=max(0, len(order) - MOST),
+            line=math.log10(1 / verdict.alpha),
+            head=HEAD,
+            rows=[_row(one) for site in order for one in by_site[site]],
+        )
+    )
+
+
+def _label(site: str, findings: Sequence[Finding]) -> str:
+    alarms = [NAMES[one.null] for one in findings if one.drifted]
+    return f"Evidence over time, {site}: {'alarm by ' + ', '.join(alarms) if alarms else 'no alarm'}"
+
+
+def _row(one: Finding) -> tuple[object, ...]:
+    powers = (f"{value / math.log(10):.1f}" for value in (one.evidence, one.peak))
+    counts = (f"{one.batches:,}", f"{one.samples:,}")
+    cause = one.cause if one.drifted else "–"
+    return (one.site or ALL_SITES, NAMES[one.null], *counts, *powers, one.alarm_at or "–", cause, one.drifted)
+
+
+@styled
+def plot_evidence(site: str, findings: Sequence[Finding], alpha: float) -> Figure:
+    """Draw the evidence after every batch, in powers of ten, and the line from which on it is an alarm.
+
+    Args:
+        site: above the plot.
+        findings: of the site, one for each test.
+        alpha: the false-alarm probability.
+    """
+    fig = Figure(figsize=(3.4, 2.3), layout="constrained")
+    ax: Axes = fig.subplots()
+    line = math.log10(1 / alpha)
+    ax.axhline(line, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    top = line
+    for one in findings:
+        value = np.array(one.curve) / math.log(10)
+        top = max(top, float(value.max()))
+        ax.plot(np.arange(1, len(value) + 1), value, color=COLOURS[one.null], marker="o" if len(value) == 1 else None)
+        if one.alarm_at is not None:
+            at = one.names.index(one.alarm_at)
+            ax.plot([at + 1], [value[at]], "o", color=COLOURS[one.null], markersize=4)
+    longest = max(len(one.curve) for one in findings)
+    ax.set_ylim(-4.5, max(3.0, 1.08 * top))
+    ax.set_xlim(0.5, longest + 0.5)
+    ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    ax.set(xlabel="Batches", ylabel="Evidence (powers of ten)")
+    ax.set_title(site, fontweight="bold")
+    return fig

@@ -1,0 +1,328 @@
+"""fed-head: equal to pooled fits and to another library's optimum, and a no where features tell no more than logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+import fedcal
+from fedcal.errors import FedCalError
+from fedcal.exact import head_fit
+from fedcal.exact.head import HEAD, HEAD_ALL, head_curvature, head_sums
+from fedcal.exact.head_samples import HeadSamples, join
+from fedcal.exact.prepared import Prepared
+from fedcal.exact.stages import Clients
+from fedcal.protocol import Policy, Privacy, Scaler
+
+
+def federation(n=900, k=4, d=6, seed=0, good_head=False, scale=1.0):
+    """Features, labels that follow a softmax of them, and a head: the true one, or one that has drifted."""
+    rng = np.random.default_rng(seed)
+    truth = 1.5 * rng.normal(size=(k, d))
+    x = rng.normal(size=(n, d))
+    y = (x @ truth.T + rng.gumbel(size=(n, k))).argmax(1)
+    head = 2 * truth if good_head else truth + 1.5 * rng.normal(size=(k, d))
+    return scale * x, y, (head / scale, np.zeros(k))
+
+
+def dealt(x, y, parts, seed=0):
+    """The samples over so many clients of very different sizes."""
+    order = np.random.default_rng(seed).permutation(len(y))
+    cuts = np.sort(np.random.default_rng(seed + 1).integers(0, len(y), size=parts - 1))
+    return [(x[rows], y[rows]) for rows in np.split(order, cuts)]
+
+
+def whole(x, y, head, trained=0):
+    """All samples as one client's; the last ones as training samples."""
+    weight, bias = (torch.from_numpy(np.asarray(part, float)) for part in head)
+    x, y = torch.from_numpy(np.asarray(x, float)), torch.from_numpy(y)
+    rows = join(x @ weight.T + bias, x)
+    rows[len(y) - trained :, -1] = 1.0
+    return HeadSamples(Prepared(lambda: (rows, y)), x.shape[1])
+
+
+def drive(program, samples):
+    """Run a program with one client; return what it returns, and the rounds."""
+    query, rounds = next(program), 1
+    while True:
+        try:
+            query, rounds = program.send(query.reply(samples)), rounds + 1
+        except StopIteration as done:
+            return done.value, rounds
+
+
+def clients_of(k, n):
+    return Clients(k, float(n), torch.ones(k).double(), 1.0, 1.0, True)
+
+
+# --- sums --------------------------------------------------------------------------------------------------------------
+
+
+def test_gradient_and_curvature_are_those_of_autograd():
+    x, y, head = federation(60, 3, 4)
+    samples = whole(x, y, head, trained=20)
+    rng = np.random.default_rng(0)
+    t = torch.from_numpy(0.3 * rng.normal(size=(1 + 3 * 5)))
+    z = samples.logits.double() - samples.logits.double().mean(1, keepdim=True)
+
+    def loss(t):
+        rows = t[1:].view(3, 5)
+        u = t[0] * z + torch.from_numpy(samples.features) @ rows[:, :4].T + rows[:, 4]
+        return nn.functional.cross_entropy(u, samples.labels, reduction="sum")
+
+    value, grad = head_sums(t[None].numpy(), np.array([-1]), samples.held_out_blocks())
+    whole_t = t.clone().requires_grad_()
+    loss(whole_t).backward()
+    assert value[0] == pytest.approx(float(loss(t)), rel=1e-12)
+    assert np.allclose(grad[0], whole_t.grad.numpy(), atol=1e-10)
+    hessian = torch.autograd.functional.hessian(loss, t)
+    units = head_fit.Units(torch.eye(5).double(), torch.ones(5).double(), 3, 40.0, 0.0)
+    found = head_curvature(t.numpy(), -1, "full", np.eye(5), samples.held_out_blocks())
+    bend = head_fit.Bend.of({name: torch.from_numpy(np.asarray(v)) for name, v in found.items()}, units)
+    assert torch.allclose(bend.inside, hessian, atol=1e-9)
+    blocks = head_curvature(t.numpy(), -1, "blocks", np.eye(5), samples.held_out_blocks())
+    first = np.zeros((5, 5))
+    first[np.triu_indices(5)] = blocks["hess"][0]
+    assert np.allclose(np.triu(first), np.triu(hessian[1:6, 1:6].numpy()), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("k", "d", "ridge", "family"),
+    [(3, 5, 1.0, HEAD), (2, 1, 0.5, HEAD_ALL), (10, 120, 1.0, HEAD_ALL), (25, 6, 1.0, HEAD)],
+)
+def test_the_fit_is_the_convex_optimum(k, d, ridge, family):
+    """Against scikit-learn: the model's own logits are 0, and the ridge is the same for all parameters."""
+    x, y, _ = federation(600, k, d, seed=1)
+    samples = whole(x, y, (np.zeros((k, d)), np.zeros(k)), trained=200)
+    kept = slice(0, 600 if family == HEAD_ALL else 400)
+    found, rounds = drive(head_fit.fit_head(family, ridge, clients_of(k, 400)), samples)
+    mean, cov = x.mean(0), np.cov(x.T, bias=True).reshape(d, d)
+    spread = np.sqrt(0.5 * np.diag(cov) + 0.5 * np.diag(cov).mean())
+    standard = np.c_[(x - mean) / spread, np.ones(len(x))][kept]
+    model = LogisticRegression(C=1 / ridge, fit_intercept=False, tol=1e-12, max_iter=5000, solver="newton-cg")
+    one_more = np.r_[y[kept], np.arange(k)]  # all classes, with no weight, so that it fits them all
+    model.fit(np.r_[standard, np.zeros((k, d + 1))], one_more, np.r_[np.ones(len(y[kept])), np.full(k, 1e-300)])
+    coef = np.r_[-model.coef_, model.coef_] / 2 if k == 2 else model.coef_
+    if k == 2:  # its two-class form has one row: the same optimum at twice the ridge
+        model = LogisticRegression(C=2 / ridge, fit_intercept=False, tol=1e-12, max_iter=5000, solver="newton-cg")
+        model.fit(standard, y[kept])
+        coef = np.r_[-model.coef_, model.coef_] / 2
+    expected = standard @ coef.T
+    rows = found[1:].view(k, d + 1).numpy()
+    mine = x[kept] @ rows[:, :d].T + rows[:, d]
+    mine, expected = (u - u.mean(1, keepdims=True) for u in (mine, expected))
+    assert np.allclose(mine, expected, atol=2e-4 if k > 20 else 2e-5)
+    assert rounds <= 60
+
+
+# --- any split of the samples -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [2, 7, 300])
+def test_any_split_gives_the_pooled_fit(parts):
+    """At a given ridge; folds lie inside each client, so that only the choice among ridges may depend on the split."""
+    x, y, head = federation()
+    several = [*dealt(x, y, parts), (x[:0], y[:0])]
+    clients = [whole(*pair, head, trained=len(pair[1]) // 3) for pair in several if len(pair[1])]
+    held_out = sum(len(client.labels) for client in clients)
+    together = torch.cat([client.rows.logits for client in clients]), torch.cat([c.rows.labels for c in clients])
+    pooled = HeadSamples(Prepared(lambda: together), 6)
+    assert len(pooled.labels) == held_out and len(pooled.trained_labels) == 900 - held_out
+    expected, _ = drive(head_fit.fit_head(HEAD_ALL, 3.0, clients_of(4, held_out)), pooled)
+    program = head_fit.fit_head(HEAD_ALL, 3.0, clients_of(4, held_out))
+    query, found = next(program), None
+    while found is None:
+        replies = [query.reply(client) for client in clients]
+        try:
+            query = program.send({name: sum(reply[name] for reply in replies) for name in replies[0]})
+        except StopIteration as done:
+            found = done.value
+    assert torch.allclose(found, expected, atol=1e-8, rtol=0)
+
+
+def test_many_small_clients_reply_as_one_or_one_by_one(monkeypatch):
+    from fedcal.transport import memory
+
+    x, y, head = federation(1200, 3, 4)
+    clients = [(x[i : i + 4], y[i : i + 4]) for i in range(0, 1200, 4)]
+    train = {str(i): (x[i : i + 3] + 0.1, y[i : i + 3]) for i in range(300)}
+    together = fedcal.calibrate(clients, "fed-head", head=head, train=train)
+    monkeypatch.setattr(memory, "MANY", 10**9)
+    alone = fedcal.calibrate(clients, "fed-head", head=head, train=train)
+    assert together.params.keys() == alone.params.keys() and HEAD in alone.params
+    for name, value in alone.params.items():
+        assert torch.allclose(together.params[name], value, atol=1e-8)
+    assert torch.allclose(together.personal["7"]["shift"], alone.personal["7"]["shift"], atol=1e-8)
+
+
+# --- what it is for ---------------------------------------------------------------------------------------------------
+
+
+def test_a_drifted_head_is_refitted():
+    x, y, head = federation(1500, 4, 8, seed=3)
+    new_x, new_y, _ = federation(4000, 4, 8, seed=3)
+    logits = [(a @ head[0].T, b) for a, b in dealt(x, y, 5)]
+    plus = fedcal.calibrate(logits, "fedcal-plus")
+    scaler = fedcal.calibrate(dealt(x, y, 5), "fed-head", head=head)
+    assert HEAD in scaler.params and float(scaler.params["trained"]) == 0.0
+    before = fedcal.nll(plus.predict_proba(new_x @ head[0].T), new_y)
+    after = fedcal.nll(scaler.predict_proba(new_x), new_y)
+    assert after < before - 0.1
+    assert scaler.ledger.rounds <= 40
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_says_no_where_features_tell_no_more(seed):
+    """The model's head is right but for its temperature: fedcal-plus finds that, and its scaler is the result."""
+    x, y, head = federation(1000, 3, 5, seed=seed, good_head=True)
+    noise = np.random.default_rng(seed).normal(size=(1000, 20))
+    features, wide = np.c_[x, noise], (np.c_[head[0], np.zeros((3, 20))], head[1])
+    scaler = fedcal.calibrate(dealt(features, y, 4), "fed-head", head=wide)
+    assert HEAD not in scaler.params
+    plus = fedcal.calibrate([(a @ head[0].T, b) for a, b in dealt(x, y, 4)], "fedcal-plus")
+    expected = plus.predict_proba(x @ head[0].T)
+    assert np.allclose(scaler.predict_proba(features), expected, atol=1e-6)
+
+
+def test_training_samples_that_the_model_has_learnt_by_heart_do_not_make_it_sure():
+    """Their features give their labels away. The head is judged on other samples, and so are its confidences."""
+    rng = np.random.default_rng(0)
+    x, y, head = federation(1200, 4, 8, seed=5)
+    learnt_y = rng.integers(4, size=800)
+    learnt = 4 * rng.normal(size=(4, 8))[learnt_y] + 0.1 * rng.normal(size=(800, 8))
+    new_x, new_y, _ = federation(3000, 4, 8, seed=5)
+    scaler = fedcal.calibrate([(x, y)], "fed-head", head=head, train=[(learnt, learnt_y)])
+    alone = fedcal.calibrate([(x, y)], "fed-head", head=head)
+    losses = [fedcal.nll(of.predict_proba(new_x), new_y) for of in (scaler, alone)]
+    assert losses[0] < losses[1] + 0.01 and float(scaler.params.get("trained", torch.zeros(()))) == 0.0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"k": 2}, {"d": 1}, {"k": 100, "d": 20, "n": 700}, {"d": 512, "n": 300}, {"scale": 1e9}, {"scale": 1e-9}, {"n": 30},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_shapes(case):
+    x, y, head = federation(**{"n": 400, **case})
+    scaler = fedcal.calibrate(dealt(x, y, 3), "fed-head", head=head)
+    for client in (None, 0):
+        probs = scaler.predict_proba(x, client)
+        assert probs.shape == (len(y), len(head[0])) and np.isfinite(probs).all()
+    assert fedcal.nll(scaler.predict_proba(x), y) <= fedcal.nll(_softmax(x @ head[0].T), y) + 0.02
+
+
+def _softmax(u):
+    p = np.exp(u - u.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+def test_features_that_do_not_vary_a_class_that_nobody_has_and_huge_units():
+    x, y, head = federation(600, 3, 4)
+    wide = np.c_[x, np.full(600, 7.0), np.zeros(600), 1e8 * x[:, :1] + 1e10]
+    weight = np.zeros((5, 7))
+    weight[:3, :4] = head[0]
+    scaler = fedcal.calibrate([(wide, y)], "fed-head", head=(weight, np.zeros(5)))  # classes 3 and 4 have no sample
+    probs = scaler.predict_proba(wide)
+    assert np.isfinite(probs).all() and (probs[:, 3:] < 0.05).all()
+    still = np.full((200, 3), 2.0)
+    found = fedcal.calibrate([(still, y[:200])], "fed-head", head=(np.ones((3, 3)), np.zeros(3)))
+    plus = fedcal.calibrate([(3 * still, y[:200])], "fedcal-plus")
+    assert np.allclose(found.predict_proba(still), plus.predict_proba(3 * still), atol=1e-9)
+
+
+# --- use --------------------------------------------------------------------------------------------------------------
+
+
+def test_saved_welcomed_and_served(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    inputs = torch.randn(900, 5, dtype=torch.float64)
+    with torch.no_grad():
+        features = model[:2](inputs)
+        labels = (4 * features[:, :3] + torch.randn(900, 3)).argmax(1)
+    scaler = fedcal.calibrate(
+        [(features[:500], labels[:500]), (features[500:], labels[500:])], "fed-head", head=model[2]
+    )
+    assert HEAD in scaler.params and "features of 3 classes" in repr(scaler)
+    scaler.save(tmp_path / "s.safetensors")
+    again = Scaler.load(tmp_path / "s.safetensors")
+    assert again.method == scaler.method and torch.equal(again.predict_proba(features), scaler.predict_proba(features))
+    again.welcome("new", features[:100], labels[:100])
+    for client in (None, "new"):
+        served = fedcal.CalibratedModel(model, again, client)
+        assert torch.allclose(served(inputs), again.predict_proba(features, client), atol=1e-12)
+        exported = torch.export.export(served, (inputs[:7],)).module()
+        assert torch.allclose(exported(inputs[:7]), served(inputs[:7]), atol=1e-12)
+    assert isinstance(model[2], nn.Linear)  # the user's model is left as it was
+
+
+def test_string_labels_and_float16_features():
+    x, y, head = federation(500, 3, 4)
+    names = np.array(["cat", "dog", "fox"])
+    scaler = fedcal.calibrate([(x.astype(np.float16), names[y])], "fed-head", head=head)
+    assert scaler.classes == ("cat", "dog", "fox") and np.isfinite(scaler.predict_proba(x.astype(np.float16))).all()
+
+
+X, Y, GIVEN_HEAD = federation(120, 3, 4)
+BAD = {
+    "give head=": lambda: fedcal.calibrate([(X, Y)], "fed-head"),
+    "head must be torch.nn.Linear or a pair": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=3),
+    "its bias has shape": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=(GIVEN_HEAD[0], np.zeros(4))),
+    "head must be finite": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=(GIVEN_HEAD[0] * np.nan, np.zeros(3))),
+    "client 0: 3 features, where the head takes 4": lambda: fedcal.calibrate([(X[:, :3], Y)], "fed-head", head=GIVEN_HEAD),
+    "must have shape (samples, features)": lambda: fedcal.calibrate([(X[:, 0], Y)], "fed-head", head=GIVEN_HEAD),
+    "row 0 is not": lambda: fedcal.calibrate([(X * np.nan, Y)], "fed-head", head=GIVEN_HEAD),
+    "labels must lie in 0..2": lambda: fedcal.calibrate([(X, Y + 9)], "fed-head", head=GIVEN_HEAD),
+    "120 labels for 10 rows": lambda: fedcal.calibrate([(X[:10], Y)], "fed-head", head=GIVEN_HEAD),
+    "unknown client 'b'": lambda: fedcal.calibrate({"a": (X, Y)}, "fed-head", head=GIVEN_HEAD, train={"b": (X, Y)}),
+    "leave stream out": lambda: fedcal.calibrate({"a": (X, Y)}, "fed-head", head=GIVEN_HEAD, stream=True),
+    "leave probs out": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, probs=True),
+    "has no private form": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, privacy=Privacy(4, 1e-5)),
+    "makes no conformal sets": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, alpha=0.1),
+    "fed-ts takes logits": lambda: fedcal.calibrate([(X, Y)], "fed-ts", head=GIVEN_HEAD),
+    "features=9, but the last layer takes 4": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, features=9),
+    "no samples": lambda: fedcal.calibrate([(X[:0], Y[:0])], "fed-head", head=GIVEN_HEAD),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_line(words):
+    with pytest.raises(FedCalError) as refused:
+        BAD[words]()
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_scaler_of_features_says_so():
+    scaler = fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD)
+    with pytest.raises(FedCalError, match="this scaler was fitted on 4 features and their head; you gave 3 logits"):
+        scaler.predict_proba(X[:, :3])
+    with pytest.raises(FedCalError, match="you gave 9 columns"):
+        scaler.predict_proba(np.zeros((2, 9)))
+    with pytest.raises(FedCalError, match="the model ends with Softmax, not with"):
+        fedcal.CalibratedModel(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), scaler)
+    with pytest.raises(FedCalError, match="last layer is not the one that this scaler was fitted on"):
+        fedcal.CalibratedModel(nn.Linear(7, 3), scaler)(torch.zeros(2, 7))
+
+
+def test_a_policy_refuses_heads_that_no_fit_comes_to():
+    from conversations import make_samples, suited
+    from fedcal.exact.head_queries import HeadSums
+    from fedcal.exact.queries import Points
+    from fedcal.protocol.bounds import check_bounds
+    from fedcal.protocol.client import Client
+
+    spec = "fed-head:features=4"
+    client = Client(spec, *suited(spec, make_samples([90], 3))[0], policy=Policy())
+    basis = torch.zeros(1, 5).double()
+    for at, basis_given, words in (
+        (1e7 * torch.ones(1, 16).double(), basis, "a head that makes logits larger than 10000"),
+        (torch.ones(1, 15).double(), basis, "head parameters of shape"),
+        (torch.ones(1, 16).double(), torch.zeros(9, 5).double(), "a Hessian in more directions"),
+    ):
+        with pytest.raises(FedCalError, match=words):
+            check_bounds(HeadSums((Points(HEAD, -1, "none", at),), basis_given), 1.0, 3, client.samples)

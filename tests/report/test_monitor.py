@@ -1,0 +1,23 @@
+"""The page of a monitor: a verdict in words, a plot per site, every test in the table; the same bytes for the same state."""
+
+import numpy as np
+
+import fedcal
+from fedcal.report.monitor import MOST, render
+
+
+def test_pages_show_every_test_and_escape_names():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(200, 2))
+    labels = (rng.random(200) < 0.5).astype(int)
+    scaler = fedcal.calibrate([(logits, labels)], "fed-ts")
+    sites = ["<b>x", *(f"site {i}" for i in range(MOST + 4))]
+    monitor = fedcal.Monitor(scaler, sites)
+    assert "No batch was sent yet." in render(monitor.verdict())
+    for site in sites:
+        monitor.add(monitor.sums(scaler, site, "w0", logits, labels))
+    page = render(monitor.verdict())
+    assert page == render(monitor.verdict())
+    assert page.count("<svg") == MOST and "6 more sites" in page and "<b>x" not in page and "&lt;b&gt;x" in page
+    assert all(page.count(f'<th scope="row">site {i}<') == 1 for i in range(MOST + 4))
+    assert "Nothing to do." in page
