@@ -117,7 +117,7 @@ class FedHead(Additive):
         return personal_shift(lambda rows: self.apply(params, rows), params, logits, labels)
 
     def apply_personal(self, params: Params, personal: Params, logits: Any) -> Any:
-        return self.apply(params, logits) + (personal["shift"] if "shift" in personal else 0.0)
+        return self.apply(params, logits) + personal.get("shift", 0.0)
 
 
 def with_features_of(method: Method, d: int) -> Method:

@@ -118,7 +118,7 @@ class Method(ABC):
         """
         return width
 
-    def logits(self, rows: Tensor) -> Tensor:
+    def logits(self, rows: Any) -> Any:
         """Return the model's logits.
 
         Args:
