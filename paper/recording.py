@@ -52,7 +52,7 @@ def write_features(folder: Path, state: Federation) -> None:
     for split in ("cal", "train", "test"):
         for client in state.clients:
             rows = feature_rows(whole, getattr(client, f"{split}_x"), trained=split == "train")
-            tensors[f"{split}/{client.name}"] = rows.contiguous()
+            tensors[f"{split}/{client.name}"] = rows
     write_tensors(folder / FEATURES, tensors, {"schema": SCHEMA})
 
 
@@ -81,7 +81,7 @@ class Recording:
 
     def rows(self) -> tuple[dict[str, Samples], dict[str, Samples]]:
         """Rows with features: each client's calibration and training samples, to fit on; and its test samples."""
-        tensors, _ = read_tensors(self.folder / FEATURES)
+        tensors = tensors_of(read_tensors(self.folder / FEATURES)[0])
         cal, train, test = (unnest(split, tensors) for split in ("cal", "train", "test"))
         fit = {
             name: (

@@ -168,14 +168,15 @@ def unpack(data: Any, most_header: int = MOST_HEADER) -> tuple[Params, dict[str,
     return found, inner["about"]
 
 
-def check_finite(tensors: Params) -> None:
+def check_finite(tensors: Mapping[str, Any]) -> None:
     """Refuse tensors that hold NaN or infinity.
 
     Raises:
         FedCalError: which names the first one.
     """
     for name, value in tensors.items():
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
+        array = as_array(value)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise FedCalError(f"{name!r} holds NaN or infinity")
 
 
