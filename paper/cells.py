@@ -175,6 +175,7 @@ def _tune(state: federation.Federation, folder: Path) -> None:
         for c in state.clients
     ]
     trained = state.train(jobs)
+    state.model.load_state_dict(received)  # the reference loop trains the model itself
     tensors = {client.name: t.after["all"].float() for client, t in zip(state.clients, trained, strict=True)}
     write_tensors(folder / "tuned.safetensors", tensors, {"schema": 1})
 

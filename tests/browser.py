@@ -104,6 +104,13 @@ class Browser:
         found["requests"] = [p["request"]["url"] for method, p in events if method == "Network.requestWillBeSent"]
         return found
 
+    def value(self, script: str) -> Any:
+        """What a script gives in the page."""
+        found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        if "exceptionDetails" in found:
+            raise RuntimeError(str(found["exceptionDetails"]))
+        return found["result"].get("value")
+
     def picture(self) -> bytes:
         """The window as PNG."""
         import base64

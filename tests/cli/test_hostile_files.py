@@ -301,7 +301,7 @@ def test_a_site_in_two_federations_keeps_both_states() -> None:
         ("new", "server start new --classes 3 --sites a"),
         ("siteA.state", "client reply srv/request-0001.safetensors siteA.npz"),
         ("run", "run --data synthetic --limit 200 --rounds 1 --out run"),
-        ("cal", "calibrate siteA.npz --out cal -q"),
+        ("cal", "calibrate siteA.npz --no-report --out cal -q"),
     ],
 )
 def test_the_second_command_in_a_folder_says_who_holds_it(folder: str, line: str, capsys: Run) -> None:

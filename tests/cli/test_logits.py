@@ -97,6 +97,16 @@ def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str
         eces = [summary["estimate"][name]["pooled"]["ece"] for name in (view, "before")]
         assert value == pytest.approx(eces[0] - eces[1], abs=1e-12) and low <= value <= high
     assert "global scaler against before: ECE " in text and "95 % interval of the change" in text
+    page, figures = Path("cal/report.html").read_text(), json.loads(Path("cal/report.json").read_text())
+    assert "Report: cal/report.html" in text and figures["verdict"][0] in page and figures["verdict"][0] in text
+    assert (
+        "<svg" in page
+        and "fedcal apply cal/scaler.safetensors" in page
+        and "90 samples that the scaler was not" in page
+    )
+    assert figures["pooled"]["n"] == figures["before"]["pooled"]["n"] == 90
+    assert figures["before"]["pooled"]["nll"]["value"] == pytest.approx(summary["estimate"]["before"]["pooled"]["nll"])
+    assert figures["pooled"]["nll"]["value"] == pytest.approx(summary["estimate"]["own"]["pooled"]["nll"])
 
     scaler = Scaler.load("cal/scaler.safetensors")
     assert scaler.method.name == "fedcal-plus" and list(scaler.personal) == ["siteA", "siteB", "siteC"]
@@ -147,18 +157,21 @@ def test_sets_from_files_to_files(place: Path, capsys: pytest.CaptureFixture[str
     assert "Sets: 90 held-out samples, where alpha=0.005 needs 199: every class is in every set." in text
     command(capsys, "apply cal/scaler.safetensors siteA.npz --sets --alpha 0.7 --out t.npz", 2)
     command(capsys, "calibrate siteA.npz --method avg-t --alpha 0.1 --out no", 2)
-    command(capsys, f"calibrate {FILES[0]} --method fed-ts --out plain -q")
+    command(capsys, f"calibrate {FILES[0]} --no-report --method fed-ts --out plain -q")
     assert "made without sets" in command(capsys, "apply plain/scaler.safetensors siteA.npz --sets --out t.npz", 2)
 
 
 def test_the_same_seed_gives_the_same_bytes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for out, order in (("one", FILES), ("two", FILES[::-1])):
-        assert command(capsys, f"calibrate {' '.join(order)} --method fed-ts --out {out} --quiet") == ""
+        assert command(capsys, f"calibrate {' '.join(order)} --no-report --method fed-ts --out {out} --quiet") == ""
     assert snapshot(place / "one") == snapshot(place / "two")
 
 
 def test_options_reach_the_method(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command(capsys, "calibrate siteA.npz siteB.csv --method fedcal-plus:accuracy=keep,informed=false --out cal -q")
+    command(
+        capsys,
+        "calibrate siteA.npz siteB.csv --method fedcal-plus:accuracy=keep,informed=false --no-report --out cal -q",
+    )
     options = json.loads(Path("cal/summary.json").read_text())["options"]
     assert options == {"accuracy": "keep", "informed": False}
     scaler = Scaler.load("cal/scaler.safetensors")
@@ -300,6 +313,6 @@ def test_bad_files(case: tuple[Callable[[], Any], str, str], place: Path, capsys
 
 def test_no_site_is_named_like_the_pooled_row(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("siteA.npz").rename("pooled.npz")
-    for line in ("evaluate pooled.npz", "calibrate pooled.npz siteB.csv --method fed-ts --out new -q"):
+    for line in ("evaluate pooled.npz", "calibrate pooled.npz siteB.csv --no-report --method fed-ts --out new -q"):
         assert "a site cannot be named 'pooled'" in command(capsys, line, code=2)
     assert not Path("new").exists()

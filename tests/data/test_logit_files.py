@@ -211,7 +211,7 @@ def test_commands_on_words_and_sites(ending: str, capsys: pytest.CaptureFixture[
     parts = {name: draw(number) for number, name in enumerate(NAMES)}
     z, y = (np.concatenate(pair) for pair in zip(*parts.values(), strict=True))
     write(f"all.{ending}", logits_of(z), label=WORDS[y], site=np.repeat(NAMES, 80))
-    command(capsys, f"calibrate all.{ending} --out cal")
+    command(capsys, f"calibrate all.{ending} --no-report --out cal")
     scaler = Scaler.load(SCALER)
     whole = fedcal.calibrate({name: (logits, WORDS[labels]) for name, (logits, labels) in parts.items()})
     assert scaler.classes == whole.classes == tuple(WORDS) and sorted(scaler.personal) == sorted(NAMES)
@@ -233,7 +233,7 @@ def test_commands_on_binary_probabilities(capsys: pytest.CaptureFixture[str]) ->
     z = draw(0, 300)[0][:, 0]
     y = (np.random.default_rng(1).random(300) < 1 / (1 + np.exp(-z / 3))).astype(int)
     write("x.csv", {"p": 1 / (1 + np.exp(-z))}, label=np.array(["no", "yes"])[y])
-    command(capsys, "calibrate x.csv --method fed-bias --out cal")
+    command(capsys, "calibrate x.csv --no-report --method fed-bias --out cal")
     scaler = Scaler.load(SCALER)
     assert scaler.probs is True and scaler.classes == ("no", "yes")
     expected = fedcal.calibrate([(z, y)], "fed-bias").predict_proba(z)
@@ -248,10 +248,10 @@ def test_classes_at_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
     write("x.csv", logits_of(z[few]), label=np.array(["dog", "cat"])[y[few]])
     assert "give `classes`" in command(capsys, "evaluate x.csv", code=2)
     command(capsys, "evaluate x.csv --classes dog,cat,owl")
-    command(capsys, "calibrate x.csv --method fed-ts --classes dog,cat,owl --out cal -q")
+    command(capsys, "calibrate x.csv --no-report --method fed-ts --classes dog,cat,owl --out cal -q")
     assert Scaler.load(SCALER).classes == ("dog", "cat", "owl")
     write("y.npz", logits_of(z), labels=y)
-    command(capsys, "calibrate y.npz --method fed-ts --out plain -q")
+    command(capsys, "calibrate y.npz --no-report --method fed-ts --out plain -q")
     command(capsys, "apply plain/scaler.safetensors y.npz --classes dog,cat,owl --out named.npz")
     assert set(np.load("named.npz")["predictions"]) <= {"dog", "cat", "owl"}
     assert "must be a list of 3 different" in command(
@@ -267,7 +267,7 @@ def test_a_federation_of_words(capsys: pytest.CaptureFixture[str]) -> None:
     z, y = (np.concatenate(pair) for pair in zip(*parts.values(), strict=True))
     labels = np.array(["dog", "cat", "owl"])[y]
     write("all.csv", logits_of(z), label=labels, site=np.repeat(NAMES, 80))
-    command(capsys, "calibrate all.csv --method fed-ts --classes dog,cat,owl --out cal -q")
+    command(capsys, "calibrate all.csv --no-report --method fed-ts --classes dog,cat,owl --out cal -q")
     command(capsys, "server start srv --method fed-ts --classes dog,cat,owl --sites north,south")
     refused = command(capsys, "client reply srv/request-0001.safetensors all.csv", code=2)
     assert "2 sites: choose one with --name, such as --name north" in refused

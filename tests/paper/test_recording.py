@@ -64,3 +64,22 @@ def test_a_second_time_nothing_is_done_again(recorded, monkeypatch):
     assert cells.fit(folders, where / "results", print, FITTED) == [found]
     assert list(read(where / "results" / "digits.json")) == [found["name"]]
     assert json.loads(json.dumps(found))["training"]["commit"]
+
+
+def test_features_are_recorded_also_later_and_fed_head_is_fitted_on_them(tmp_path):
+    from paper import head
+
+    where = tmp_path / "runs"
+    list(cells.train([CELL], where, print))
+    [folder] = cells.train([CELL], where, print, tune=True, features=True)  # added to the recording that is there
+    record = Recording(folder)
+    rows, test = record.rows()
+    for name, (found, labels) in rows.items():
+        cal = record.samples()[name][0]
+        assert found.shape == (len(labels), 10 + 128 + 1) and int((found[:, -1] == 0).sum()) == len(cal)
+        assert torch.allclose(found[: len(cal), :10].double(), cal) and len(test[name][1]) == len(test[name][0])
+    result = head.fit_cell(folder)
+    assert set(head.FITTED) == set(result["methods"]) and result["methods"]["fed-head"]["cost"]["rounds"] <= 40
+    head.present([result], tmp_path / "out")
+    page = (tmp_path / "out" / "head.md").read_text(encoding="utf-8")
+    assert "digits β=0.5" in page and "one more local round" in page

@@ -287,3 +287,37 @@ def _calibrated_ece(bins, seed):
     p = bins.confidence_sum / np.maximum(bins.count, 1)
     hits = np.random.default_rng(seed).binomial(bins.count, p)
     return np.abs(bins.confidence_sum - hits).sum() / bins.n
+
+
+def test_features_are_the_input_of_the_last_layer():
+    """fed-head in a run is fed-head on arrays of the model's features; the test set is measured with its features too."""
+    from fedcal.base.last_layer import head_of, last_linear
+
+    config = replace(SMALL, model="mlp", beta=0.1, rounds=6, method=("uncal", "fed-head")).resolve()
+    state = federation.assemble(config)
+    federation.train(state, config.rounds, lambda state, record: None)
+    federation.finish(state)
+    scaler, model = state.scalers["fed-head"], state.model.eval()
+    assert scaler.params["model_weight"].shape == (10, 128)
+    with torch.no_grad():
+        found = {c.name: [model[:-1](part) for part in (c.cal_x, c.train_x, c.test_x)] for c in state.clients}
+    clients = {c.name: (found[c.name][0], c.cal_y) for c in state.clients}
+    train = {c.name: (found[c.name][1], c.train_y) for c in state.clients}
+    expected = fedcal.calibrate(clients, "fed-head", head=head_of(last_linear(model)[1]), train=train)
+    assert expected.params.keys() == scaler.params.keys() and "head" in scaler.params
+    measured = federation.evaluate(state)
+    accuracy = {name: measured["local"].pooled(name).summary()["accuracy"] for name in ("uncal", "fed-head")}
+    assert accuracy["fed-head"] > accuracy["uncal"] + 0.1
+    test = torch.cat([found[c.name][2] for c in state.clients]), torch.cat([c.test_y for c in state.clients])
+    right = float((scaler.predict_proba(test[0]).argmax(1) == test[1]).double().mean())
+    assert accuracy["fed-head"] == pytest.approx(right, abs=0.01)
+
+
+def test_a_model_without_a_linear_end_is_refused():
+    from torch import nn
+
+    from fedcal.base.last_layer import last_linear
+
+    with pytest.raises(fedcal.FedCalError, match=r"the model ends with LogSoftmax, not with torch\.nn\.Linear"):
+        last_linear(nn.Sequential(nn.Linear(3, 2), nn.LogSoftmax(1)))
+    assert last_linear(nn.Sequential(nn.Linear(3, 2), nn.Identity()))[0] == "0"

@@ -30,7 +30,7 @@ def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json])
             places = ", ".join(place(name, of[name]) for name in bad)
             said.append(f"Not calibrated in {len(bad)} of {len(tested)} {kind}: {places}.")
         elif len(tested) > 1:
-            said.append(f"None of {len(tested)} {kind} stands out.")
+            said.append(f"None of the {len(tested)} {kind} stands out.")
         hidden = sum(bool(one.get("hidden")) for one in of.values())
         if hidden:
             said.append(f"{hidden} of {len(of)} {kind} {'is' if hidden == 1 else 'are'} hidden: too few samples.")

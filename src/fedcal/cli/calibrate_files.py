@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
 
+from fedcal.assess.evaluation import Evaluation, evaluate_samples
 from fedcal.base.arrays import Array
 from fedcal.base.seeds import numpy_rng
 from fedcal.errors import FedCalError, FedCalWarning
@@ -93,6 +94,35 @@ def too_few(scaler: Scaler, alpha: float | None = None) -> str:
         return ""
     line = scaler.method.too_few(scaler.params, scaler.method.sets.alpha if alpha is None else alpha)
     return f"Sets: {line}." if line else ""
+
+
+def evaluations(fitted: Scaler, held: Sites, classes: Sequence[str]) -> tuple[Evaluation, Evaluation]:
+    """Evaluate the held-out samples: before calibration, and after it by each site's personal scaler.
+
+    Args:
+        fitted: a scaler that has not seen them.
+        held: each site's samples; sites without any are left out.
+        classes: the names of the classes; their numbers if empty.
+    """
+    shown = {site: samples for site, samples in held.items() if len(samples[1])}
+    groups: dict[str, dict[str, Any]] = {site: {} for site in shown}
+    views: tuple[View, View] = (unchanged, lambda site, logits: fitted.apply(logits, site, probs=False))
+    before, after = (evaluate_samples(shown, view, groups, classes) for view in views)
+    return before, after
+
+
+def next_steps(scaler: str) -> list[tuple[str, str]]:
+    """What to do with a scaler: sentences, each with its command."""
+    return [
+        (
+            "Calibrate new predictions. --own takes each row's site from a column `site`; --client NAME names it.",
+            f"fedcal apply {scaler} new.csv --own --out calibrated.csv",
+        ),
+        (
+            "Look again when you have new labelled samples: calibration breaks when the data change.",
+            f"fedcal evaluate new.csv --scaler {scaler} --client --report check.html",
+        ),
+    ]
 
 
 def summary(

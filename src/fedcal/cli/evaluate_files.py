@@ -12,7 +12,7 @@ from fedcal.base.limits import MOST_BYTES
 from fedcal.cli.logits import out, print_table
 from fedcal.cli.options import ADVANCED, Classes, Files, Kind, MaxBytes, kind_of, parse_classes
 from fedcal.cli.start import safe
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, counted
 
 if TYPE_CHECKING:
     from fedcal.assess.evaluation import Evaluation
@@ -65,6 +65,7 @@ def evaluate(
     from fedcal.data.logit_files import read_sites
     from fedcal.measure.views import View, measure, unchanged
     from fedcal.protocol import Scaler
+    from fedcal.report.evaluation import in_words
     from fedcal.report.sites import table_row
     from fedcal.report.words import difference
 
@@ -107,9 +108,9 @@ def evaluate(
     ece = {name: tally.reliability.ece() for name, tally in found.tallies["after" if after else "before"].items()}
     worst = max(ece, key=lambda name: ece[name])
     out.print(f"worst client: {safe(worst)}, ECE {ece[worst]:.2%}")
-    for sentence in result.verdict:
-        out.print(safe(sentence), soft_wrap=True)
-    title = f"{len(sites)} sites" + (f", calibrated by {scaler}" if scaler else "")
+    for sentence in in_words(earlier, result):
+        out.print(safe(sentence), soft_wrap=True, highlight=False)
+    title = counted(len(sites), "site") + (f", calibrated by {scaler}" if scaler else "")
     write_all(result, earlier, title, json_file, report, tables)
 
 

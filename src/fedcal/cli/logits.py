@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +26,7 @@ from fedcal.cli.options import (
     sets_options,
 )
 from fedcal.cli.start import safe
-from fedcal.errors import FedCalError, FedCalWarning
+from fedcal.errors import FedCalError, FedCalWarning, counted
 from fedcal.methods import DEFAULT
 
 out = Console()
@@ -33,7 +34,9 @@ out = Console()
 
 def calibrate(
     files: Files,
-    out_dir: Annotated[Path, typer.Option("--out", help="Folder for scaler.safetensors and summary.json.")],
+    out_dir: Annotated[
+        Path, typer.Option("--out", help="Folder for scaler.safetensors, summary.json and report.html.")
+    ],
     method: Spec = DEFAULT,
     alpha: Alpha = None,
     coverage: Coverage = None,
@@ -42,6 +45,12 @@ def calibrate(
     seed: Seed = 0,
     max_bytes: MaxBytes = MOST_BYTES,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")] = False,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report/--no-report", help="Write report.html, before and after, and its figures as report.json."
+        ),
+    ] = True,
     quiet: Quiet = False,
 ) -> None:
     """Calibrate from files: each one a client, with logits and labels that the model was not trained on.
@@ -50,6 +59,7 @@ def calibrate(
 
     Every figure is of a fifth of each client's samples, held out of a first fit; the scaler is then fitted on all.
     """
+    from fedcal.assess.evaluation import name_classes
     from fedcal.base.lock import locked
     from fedcal.base.store import check_outputs, write_json
     from fedcal.cli import calibrate_files
@@ -57,15 +67,18 @@ def calibrate(
     from fedcal.data.logit_files import read_sites
     from fedcal.data.samples import name_columns
     from fedcal.methods import get_method
+    from fedcal.report.evaluation import in_words, write_page
     from fedcal.report.sites import table_row
     from fedcal.report.words import difference
 
     scaler, summed_up = out_dir / "scaler.safetensors", out_dir / "summary.json"
+    page, figures = out_dir / "report.html", out_dir / "report.json"
     if scaler.exists() and not overwrite:
         raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
-    for written in (scaler, summed_up):
+    for written in (scaler, summed_up, page, figures):
         check_outputs({"--out": written}, files)
     chosen, estimated, sets = get_method(method, **sets_options(alpha, coverage)), None, None
+    evaluated = None
     expected = None if chosen.additive else chosen.rounds
     with Parts(out, quiet) as parts:
         parts.begin("reading file", len(files))
@@ -78,6 +91,8 @@ def calibrate(
             expected = first.ledger.rounds  # the same fit on a quarter more samples
             estimated = calibrate_files.estimate(first, parts.over("measuring sample", held, lambda pair: len(pair[1])))
             sets = calibrate_files.estimate_sets(first, held)
+            if report:
+                evaluated = calibrate_files.evaluations(first, held, name_classes(read.classes))
         with fitting(parts, "all samples", expected) as on_round:
             final = calibrate_files.fit(sites, chosen, seed, on_round)
     final.classes, final.probs = name_columns(read.classes), read.probs or None
@@ -85,6 +100,14 @@ def calibrate(
     with locked(out_dir, "fedcal calibrate"):
         final.save(scaler)
         write_json(summed_up, summary)
+        for old in (page, figures):  # of an earlier scaler
+            old.unlink(missing_ok=True)
+        if evaluated:
+            before, after = evaluated
+            write_json(figures, after.to_json() | {"before": before.to_json()})
+            title = f"{counted(len(sites), 'site')} after {chosen.name}"
+            held_out = " that the scaler was not fitted on (a fifth of each site's)"
+            write_page(page, after, title, before, calibrate_files.next_steps(shlex.quote(str(scaler))), held_out)
     if quiet:
         return
     names = {"before": "before", "global": "global scaler", "own": "each client's own"}
@@ -109,7 +132,12 @@ def calibrate(
         print(f"{chosen.name} fell back on a temperature: too few samples, or a single class.")
     if few := calibrate_files.too_few(final):
         print(few)
+    if evaluated:
+        for sentence in in_words(*evaluated):
+            out.print(safe(sentence), soft_wrap=True, highlight=False)
     out.print(f"Scaler: [bold]{safe(scaler)}[/bold]", soft_wrap=True)
+    if evaluated:
+        out.print(f"Report: [bold]{safe(page)}[/bold]", soft_wrap=True)
 
 
 def apply(
@@ -177,7 +205,7 @@ def print_table(rows: list[list[str]]) -> None:
     if rows:
         table = Table(box=box.SIMPLE, padding=0)
         for number, name in enumerate(COLUMNS):
-            table.add_column(name, justify="right" if number else "left", no_wrap=True)
+            table.add_column(name, justify="right" if number else "left", no_wrap=number > 0, overflow="fold")
         for row in rows:
             table.add_row(*(safe(cell) for cell in row))
         out.print(table)

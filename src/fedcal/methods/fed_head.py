@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcal.base.arrays import Array, Params
+from fedcal.base.arrays import Array, Params, double
 from fedcal.errors import FedCalError
 from fedcal.exact import queries
 from fedcal.exact.head import HEAD, HEAD_ALL, apply_head
@@ -106,6 +106,7 @@ class FedHead(Additive):
     # --- the scaler ------------------------------------------------------------------------------------------------------
 
     def apply(self, params: Params, logits: Any) -> Any:
+        logits = double(logits)  # rows may come in float32: they are many
         z = self.logits(logits)
         if HEAD not in params:
             return apply_confidence_map(

@@ -19,29 +19,42 @@ from fedcal.report.svg import inline
 
 MOST = 24  # sites that get a plot of their own
 # (measure, value of a calibrated model, logarithmic scale)
-FORESTS: tuple[tuple[str, float | None, bool], ...] = (
+Forests = tuple[tuple[str, float | None, bool], ...]
+FORESTS: Forests = (
     ("ici", 0.0, False),
     ("oe_ratio", 1.0, True),
     ("calibration_slope", 1.0, False),
     ("auroc", None, False),
 )
-TILES = {  # measures above all others, with what they say
+# Means of O/E and slope over classes say little where a site lacks some.
+FORESTS_OF_CLASSES: Forests = (
+    ("ici", 0.0, False),
+    ("ece", None, False),
+    ("accuracy", None, False),
+    ("auroc", None, False),
+)
+TILES = {
     "ici": "Average error of a probability (ICI)",
     "oe_ratio": "Events for each one predicted (O/E)",
     "calibration_slope": "Calibration slope",
+    "ece": "Calibration error (ECE)",
+    "accuracy": "Accuracy",
     "auroc": "Telling cases apart (AUROC)",
 }
 RIGHT = {
     "ici": "0 is right",
     "oe_ratio": "1 is right",
     "calibration_slope": "1 is right",
+    "accuracy": "higher is better",
     "auroc": "1 is perfect, 0.5 is chance",
 }
+IN_PERCENT = ("ici", "ece", "accuracy")
 MEANINGS = {
     "ici": "How far a probability is from what is observed there, on average (integrated calibration index).",
     "oe_ratio": "Observed over expected events. Above 1 probabilities are too low, below 1 too high.",
     "calibration_slope": "Below 1 probabilities are too extreme, above 1 too close to the average.",
     "auroc": "The chance that a sample with the outcome gets a higher probability than one without.",
+    "accuracy": "The share of the samples whose most probable class is the right one.",
     "auprc": "Average precision: the area under the curve of precision and recall.",
     "calibration_intercept": "The shift of the log-odds that makes the mean right: 0 is right.",
     "e50": "The median and (E90) the 90 % quantile of the error whose mean is the ICI.",
@@ -79,6 +92,7 @@ def render(result: Evaluation, title: str, before: Evaluation | None = None, ste
     top, pooled = len(result.classes) > 2, result.pooled
     earlier = before.pooled if before else None
     found = status(pooled, result.sites, result.groups)
+    forests = FORESTS_OF_CLASSES if top else FORESTS
     figures = {
         "calibration": _svg(
             plot_calibration(pooled, "All sites", earlier, top),
@@ -88,7 +102,7 @@ def render(result: Evaluation, title: str, before: Evaluation | None = None, ste
         "decisions": _svg(plot_decisions(pooled), "decisions", "Decision curve of all sites")
         if pooled.get("decision_curve")
         else None,
-        "forests": [{"svg": _forest(result, *one), "meaning": MEANINGS[one[0]]} for one in FORESTS],
+        "forests": [{"svg": _forest(result, *one), "meaning": MEANINGS[one[0]]} for one in forests],
         "sites": _sites(result, before, top),
     }
     return (
@@ -99,8 +113,8 @@ def render(result: Evaluation, title: str, before: Evaluation | None = None, ste
             result=result,
             status=found,
             headline=result.verdict[0],
-            rest=[*result.verdict[1:], *(change(earlier, pooled) if earlier else [])],
-            tiles=[_tile(pooled, key, earlier) for key in TILES],
+            rest=in_words(before, result)[1:],
+            tiles=[_tile(pooled, key, earlier) for key, _, _ in forests],
             figures=figures,
             tables=tables(result),
             before=before is not None,
@@ -108,9 +122,15 @@ def render(result: Evaluation, title: str, before: Evaluation | None = None, ste
             tests=pooled.get("tests") or {},
             steps=steps or next_steps(found, bool(rejected(result.sites)), before is not None),
             data=data,
+            new_site=any(one["sites"] > 2 for one in result.spread.values()),
             meanings=[(NAMES[key], meaning) for key, meaning in MEANINGS.items() if key in pooled],
         )
     )
+
+
+def in_words(before: Evaluation | None, result: Evaluation) -> list[str]:
+    """The verdict, and what calibration changed where there is a before."""
+    return [*result.verdict, *(change(before.pooled, result.pooled) if before else [])]
 
 
 def next_steps(found: Status, sites_differ: bool, calibrated: bool) -> list[tuple[str, str]]:
@@ -145,19 +165,20 @@ def _tile(measures: Json, key: str, before: Json | None) -> dict[str, str]:
     def text(value: float | None) -> str:
         if value is None:
             return UNDEFINED
-        return percent(value, 1, sign=True) if key == "ici" else f"{value:.{digits_of(key)}f}"
+        return percent(value, 1, sign=True) if key in IN_PERCENT else f"{value:.{digits_of(key)}f}"
 
     one = measures[key]
     interval = "" if one["low"] is None else f"{text(one['low'])} to {text(one['high'])}; "
     earlier = text(before[key]["value"]) if before else ""
-    return {"name": TILES[key], "value": text(one["value"]), "under": interval + RIGHT[key], "before": earlier}
+    right = RIGHT.get(key) or f"a perfect model would show {text(measures['ece_floor'])}"
+    return {"name": TILES[key], "value": text(one["value"]), "under": interval + right, "before": earlier}
 
 
 def _forest(result: Evaluation, key: str, reference: float | None, log: bool) -> Markup:
     """One measure of all samples, of every site with the summary over sites, and of every group."""
     rows: list[tuple[str, Json]] = [("All sites", result.pooled[key])]
     rows += [(name, one[key]) for name, one in list(result.sites.items())[:MOST]] if len(result.sites) > 1 else []
-    if key in result.spread:
+    if key in result.spread and result.spread[key]["sites"] > 2:  # two sites tell next to nothing about a third
         rows.append(("a new site (95 %)", result.spread[key]["prediction"]))
     rows += [(name, one[key]) for name, one in result.groups.items()]
     label = f"{NAMES[key]} of all sites, of each site and of each group, with 95 % intervals"

@@ -72,24 +72,23 @@ def plot_forest(
         ax.axvline(reference, **DIAGONAL)
     for y, (_, one) in enumerate(rows):
         value, low, high = one.get("value"), one.get("low"), one.get("high")
+        colour = ACCENT if y else INK
         if low is not None and high is not None:
-            colour = ACCENT if y else INK
             if value is None:
                 ax.plot([low, high], [y, y], color=NOISE, linewidth=5, solid_capstyle="butt")
             else:
                 ax.plot([low, high], [y, y], color=colour, linewidth=1.2)
+        elif value is None:
+            spot = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 7.5, "color": MUTED}
+            ax.text(0.02, y, "too few samples", **spot)
         if value is not None:
-            ax.plot([value], [y], "o" if y else "D", color=ACCENT if y else INK, markersize=4)
+            ax.plot([value], [y], "o" if y else "D", color=colour, markersize=4)
     known = _floats([end for _, one in rows for end in (one.get("low"), one.get("high"), one.get("value"))])
-    known = known[np.isfinite(known)]
+    known = known[np.isfinite(known) & ((known > 0) | (not log))]
     if log:
         ax.set_xscale("log")
-        ticks = [
-            tick
-            for tick in (0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 4, 10)
-            if len(known) and known.min() <= tick <= known.max()
-        ]
-        ax.set_xticks(ticks or [1], [f"{tick:g}" for tick in ticks or [1]])
+        at = _log_ticks(known)
+        ax.set_xticks(at, [f"{tick:g}" for tick in at])
         ax.set_xticks([], minor=True)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(5))
@@ -98,3 +97,12 @@ def plot_forest(
     ax.grid(axis="y", visible=False)
     ax.set_title(title, fontweight="bold")
     return fig
+
+
+def _log_ticks(values: np.ndarray) -> list[float]:
+    """Round numbers within the values, few enough to stand side by side; 1 if there are none."""
+    low, high = (float(values.min()), float(values.max())) if len(values) else (1.0, 1.0)
+    fine, coarse = (0.5, 0.6, 0.75, 0.9, 1.0, 1.2, 1.5, 2.0), (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)
+    widest = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+    steps = fine if high < 2.5 * low else coarse if high < 50 * low else widest
+    return [tick for tick in steps if low <= tick <= high] or [1.0]

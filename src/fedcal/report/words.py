@@ -127,7 +127,7 @@ def _rivals(results: Results, name: str) -> str:
     pooled = _scores(results, POOLED)
     if pooled is not None and name != POOLED:
         parts.append(
-            f"{POOLED}, which looks at the pooled calibration data, has {percent(pooled['ece'], d, sign=True)}"
+            f"{POOLED}, which looks at the pooled calibration data, has an ECE of {percent(pooled['ece'], d, sign=True)}"
         )
     return "; ".join(parts) + "." if parts else ""
 

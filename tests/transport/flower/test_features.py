@@ -1,0 +1,110 @@
+"""fed-head over Flower: nodes take features from the model that they receive; the same scaler as in memory."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
+
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
+
+import fedcal
+from fedcal import FedCalError
+from fedcal.base.last_layer import head_of, with_features
+from fedcal.exact.head_samples import join
+from fedcal.protocol import Server
+from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, features_of, personal_scaler
+from fedcal.transport.memory import Exchange
+from transport.flower.help import distance
+
+K, D, NODES = 3, 6, 4
+
+
+def make_model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, D), nn.ReLU(), nn.Linear(D, K))
+
+
+@cache
+def batches(node: int, kind: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and labels that follow the model's features, but not its last layer."""
+    rng = torch.Generator().manual_seed(10 * node + (kind == "train"))
+    x = torch.randn(200, 5, generator=rng)
+    with torch.no_grad():
+        y = (6 * make_model()[:2](x)[:, :K] + torch.randn(200, K, generator=rng)).argmax(1)
+    return [(x[:90], y[:90]), (x[90:], y[90:])]
+
+
+def grid_of(**options) -> LocalGrid:
+    def of(kind):
+        return lambda context: batches(context.node_config["i"], kind)
+
+    mod = calibration_mod(features_of(make_model, of("held-out"), of("train")), **options)
+    return LocalGrid(
+        lambda message, context: mod(message, context, None), [{"i": i, "name": f"n{i}"} for i in range(NODES)]
+    )
+
+
+def fit(grid: LocalGrid, method: str = "fed-head", **options) -> CalibratedStrategy:
+    options = {"timeout": 5.0, "patience": 0.0, "n_classes": K, **options}
+    strategy = CalibratedStrategy(FedAvg(), method, **options)
+    strategy.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=0)
+    return strategy
+
+
+@cache
+def in_memory() -> fedcal.Scaler:
+    """The same federation without Flower: on the model's logits bit for bit, since folds follow from them."""
+    whole, samples = with_features(make_model()), {}
+    for i in range(NODES):
+        parts = []
+        for kind, step in (("held-out", 2), ("train", 1)):  # every other held-out sample is measured on
+            with torch.no_grad():
+                found = torch.cat([whole(x) for x, _ in batches(i, kind)])
+            labels = torch.cat([y for _, y in batches(i, kind)])
+            parts.append((join(found[:, :K], found[:, K:], kind == "train")[::step], labels[::step]))
+        samples[f"n{i}"] = tuple(torch.cat(part) for part in zip(*parts, strict=True))
+    return Exchange(Server(f"fed-head:features={D}", K)).run(samples)
+
+
+def test_equal_to_memory_and_served_by_the_model():
+    expected, grid = in_memory(), grid_of()
+    strategy = fit(grid, features=D)
+    assert strategy.report()["faults"] == [] and "head" in expected.params
+    assert distance(expected.params, strategy.scaler.params) == 0
+    for context in grid.contexts.values():
+        name = str(context.node_config["name"])
+        assert distance(expected.personal[name], personal_scaler(context)) == 0
+    metrics = strategy.metrics()
+    assert metrics["global"]["nll"] < metrics["uncal"]["nll"] - 0.2
+    x = batches(0, "held-out")[0][0]
+    served = fedcal.CalibratedModel(make_model(), strategy.scaler)(x)
+    expected.params |= dict(zip(("model_weight", "model_bias"), head_of(make_model()[2]), strict=True))
+    with torch.no_grad():
+        assert torch.allclose(served, expected.predict_proba(make_model()[:2](x)).float(), atol=1e-5)
+        with pytest.raises(FedCalError, match="does not know the model's last layer: serve it by CalibratedModel"):
+            strategy.scaler.predict_proba(make_model()[:2](x))
+
+
+def test_secure_aggregation_gives_the_same():
+    strategy = fit(grid_of(), features=D, secure=True)
+    assert strategy.report()["faults"] == []
+    plain = {name: value for name, value in in_memory().params.items() if not name.startswith("model_")}
+    assert distance(plain, strategy.scaler.params) < 1e-6
+
+
+def test_what_a_node_or_a_strategy_lacks_is_one_line():
+    with pytest.raises(FedCalError, match="fed-head needs the model's features"):
+        fit(grid_of())
+    with pytest.raises(FedCalError, match="has no private form"):
+        fit(grid_of(), features=D, privacy=fedcal.Privacy(4.0))
+    logits = calibration_mod(lambda arrays, context, split: (torch.zeros(20, K), torch.zeros(20).long()))
+    grid = LocalGrid(lambda message, context: logits(message, context, None), [{"i": 0, "name": "n0"}])
+    strategy = CalibratedStrategy(FedAvg(), "fed-head", features=D, n_classes=K, timeout=5.0, patience=0.0)
+    with pytest.raises(FedCalError):
+        strategy.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=0)
+    assert any("asks for 6 features and 3 logits" in str(fault) for fault in strategy.report()["faults"])
