@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcal.base.store import finite
+from fedcal.base.store import finite, read_tensors
 from fedcal.data.samples import Samples
 from fedcal.measure.tally import Tally, over_clients
 from fedcal.methods import get_method
 from fedcal.methods.fed_head import with_features_of
 from fedcal.protocol import Scaler, Server
 from fedcal.transport.memory import Exchange, calibrate
-from paper import ensemble, results
+from paper import results
 from paper.cells import Methods, about, measure
 from paper.plan import head as cells
-from paper.present import Result, Table, by, metric, over_seeds, spread, write
 from paper.recording import Recording
 
 FITTED: Methods = {
@@ -51,13 +50,12 @@ def fit_cell(folder: Path, methods: Methods = FITTED) -> dict[str, Any]:
         measured[label] |= {"cost": cost, "params": sorted(scaler.params)}
         if "trained" in scaler.params:
             measured[label]["trained"] = float(scaler.params["trained"])
-    tuned = ensemble.measure(folder)["own"]
     content = {
         **about(record),
         "fitting": {"seconds": time.perf_counter() - began, **results.machine()},
         "G": record.about["G"],
         "methods": measured,
-        "own": {"tuned": tuned["local"], "own head": _own_heads(record, rows, test)},
+        "own": {"tuned": _tuned(record), "own head": _own_heads(record, rows, test)},
     }
     return finite(content)
 
@@ -69,18 +67,36 @@ def fit_head(record: Recording, rows: dict[str, Samples]) -> Scaler:
     return Exchange(Server(method, record.n_classes, record.config.seed, history=False)).run(rows)
 
 
-def _own_heads(record: Recording, rows: dict[str, Samples], test: dict[str, Samples]) -> dict[str, Any]:
-    """Every client refits the last layer by itself, by the same method; measured on its own test samples."""
-    tallies = []
-    for name, (found, labels) in test.items():
-        scaler = fit_head(record, {name: rows[name]})
-        tallies.append(Tally.of(scaler.apply(found.double(), name), labels))
+def _tuned(record: Recording) -> dict[str, Any]:
+    """Every client's model after one more round on its own training samples, on its own test samples."""
+    logits, tallies, end = read_tensors(record.folder / "tuned.safetensors")[0], [], 0
+    for name, (_, labels) in record.samples("test").items():
+        start, end = end, end + len(labels)  # each was recorded on everybody's test samples
+        tallies.append(Tally.of(logits[name][start:end].double(), labels))
+    return _summary(record, tallies)
+
+
+def _summary(record: Recording, tallies: list[Tally]) -> dict[str, Any]:
     summary = over_clients(record.names, tallies)
     return {key: summary[key] for key in ("accuracy", "ece", "ece_floor", "nll")}
 
 
-def present(cells: Sequence[Result], out: Path) -> None:
+def _own_heads(record: Recording, rows: dict[str, Samples], test: dict[str, Samples]) -> dict[str, Any]:
+    """Every client refits the last layer by itself, by the same method; measured on its own test samples."""
+    tallies = []
+    for name, (found, labels) in test.items():
+        held_out = bool((rows[name][0][:, -1] == 0).any())  # else it has nothing to choose by: the model as it is
+        logits = found[:, : record.n_classes].double()
+        if held_out:
+            logits = fit_head(record, {name: rows[name]}).apply(found.double(), name)
+        tallies.append(Tally.of(logits, labels))
+    return _summary(record, tallies)
+
+
+def present(cells: Sequence[dict[str, Any]], out: Path) -> None:
     """head.{md,tex}: global accuracy, NLL, ECE and its floor, what a fit costs, and accuracy at the clients."""
+    from paper.present import Table, by, metric, over_seeds, spread, write  # matplotlib, which workers do without
+
     groups = by(cells, "data", "beta")
     rows, costs, local = [], [], []
     for (data, beta), some in groups.items():

@@ -64,7 +64,7 @@ def without(data: dict[str, Any], *names: str) -> dict[str, Any]:
             "client '3' has test samples, but no training samples",
         ),
         ({"x": X, "y": Y, "test_client": Y}, "data has test_client, but no test_x"),
-        ((X[:2], Y[:2]), "2 samples are too few to hold some out for testing"),
+        ((X[:3], Y[:3], Y[:3]), "3 samples are too few to hold some out for testing"),
         ((-X.astype(int), Y), "x holds whole numbers, which are token ids, and -23 is below 0"),
     ],
 )  # fmt: skip
@@ -119,6 +119,19 @@ def test_no_sample_is_lost_and_every_client_trains(
         assert set(dataset.train_client.tolist()) == set(range(len(dataset.client_names)))
         for x_, c in zip(dataset.test_x, dataset.test_client, strict=True):
             assert dataset.client_names[int(c)] == str(who[int(x_[0]) // 2])
+
+
+def test_the_test_split_is_a_share_of_every_client_and_class() -> None:
+    """Also of a thousand classes over a hundred clients, where hardly two samples are of one client and class."""
+    rng = np.random.default_rng(0)
+    many = own_dataset((rng.random((5000, 1)), np.arange(5000) % 1000, rng.integers(100, size=5000)))
+    assert len(many.test_y) == pytest.approx(1000, abs=25)
+    assert many.test_client is not None
+    assert many.test_client.bincount(minlength=100).min() >= 5
+    few = own_dataset((rng.random((5000, 1)), np.arange(5000) % 4), test_fraction=0.3)
+    assert few.test_y.bincount().tolist() == pytest.approx([375] * 4, abs=1)
+    one, other = (own_dataset((X, Y), seed=seed).test_x[:, 0].tolist() for seed in (0, 1))
+    assert one != other and one == own_dataset((X, Y), seed=0).test_x[:, 0].tolist()
 
 
 def test_the_fingerprint_is_of_the_data_and_of_nothing_else() -> None:

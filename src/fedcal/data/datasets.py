@@ -104,12 +104,12 @@ def limited(dataset: Dataset, limit: int, seed: int) -> Dataset:
     )
 
 
-def held_out(strata: Tensor, fraction: float, seed: int) -> Tensor:
-    """A mask that holds out `fraction` of each stratum, at least one of those with two or more, and never all."""
+def _held_out(strata: Tensor, fraction: float, seed: int) -> Tensor:
+    """A mask that holds out `fraction` of each stratum, and at least one of those with two or more."""
     held = torch.zeros(len(strata), dtype=torch.bool)
     for stratum in strata.unique().tolist():
         members = numpy_rng(seed, "test split", stratum).permutation(np.flatnonzero(strata == stratum))
-        held[members[: min(max(round(fraction * len(members)), 1), len(members) - 1)]] = True
+        held[members[: max(round(fraction * len(members)), min(1, len(members) - 1))]] = True
     return held
 
 
@@ -119,13 +119,13 @@ def _digits(name: str, data_dir: str | Path | None, seed: int) -> Dataset:
     pixels, labels = load_digits(return_X_y=True)  # 0..16
     x = torch.from_numpy(np.rint(pixels * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)
     y = torch.from_numpy(labels.astype(np.int64))
-    test = held_out(y, 0.25, seed)
+    test = _held_out(y, 0.25, seed)
     return Dataset(name, DATASETS[name].classes, x[~test], y[~test], x[test], y[test])
 
 
 def _heart(name: str, data_dir: str | Path | None, seed: int) -> Dataset:
     x, y, hospital = hospitals.read()
-    test = held_out(2 * hospital + y, 0.3, seed)
+    test = _held_out(2 * hospital + y, 0.3, seed)
     return Dataset(
         name, DATASETS[name].classes, x[~test], y[~test], x[test], y[test],
         train_client=hospital[~test], test_client=hospital[test], client_names=hospitals.HOSPITALS,

@@ -23,7 +23,8 @@ from torch import Tensor
 from fedcal.base.arrays import tensor
 from fedcal.base.checks import check_array
 from fedcal.base.labels import as_labels, check_classes, to_columns
-from fedcal.data.datasets import Dataset, held_out
+from fedcal.base.seeds import numpy_rng
+from fedcal.data.datasets import Dataset
 from fedcal.errors import FedCalError, unknown
 
 PARTS = ("x", "y", "client", "test_x", "test_y", "test_client", "classes")
@@ -46,7 +47,7 @@ def own_dataset(
         name: of the data, for messages and for the config.
         standardise: whether inputs get zero mean and unit variance; None: floating-point numbers and bytes do, while other
             whole numbers are token ids.
-        test_fraction: share of the samples to hold out for testing, of each client and class, where there is no test split.
+        test_fraction: share of each client's samples to hold out for testing, where there is no test split.
         seed: draws that split.
 
     Returns:
@@ -104,9 +105,8 @@ def _checked(given: Mapping[str, Any], name: str, standardise: bool | None, test
     names, owners = _owners(train, test)
     y = _columns(train.y, classes)
     if test is None:
-        strata = y if owners is None else len(classes) * owners[0] + y
-        held = held_out(strata, test_fraction, seed)
-        if not held.any() or held.all():
+        held = _held_out(y, None if owners is None else owners[0], test_fraction, seed)
+        if not held.any():
             raise FedCalError(
                 f"{len(y)} samples are too few to hold some out for testing: give more, or test_x and test_y"
             )
@@ -200,6 +200,28 @@ def _classes(labels: list[np.ndarray], given: Any) -> list[Any]:
     if len(classes) < 2:
         raise FedCalError(f"all labels are {classes[0]!r}: there is nothing to learn from a single class")
     return classes
+
+
+def _held_out(y: Tensor, owners: Tensor | None, fraction: float, seed: int) -> Tensor:
+    """A mask that holds out `fraction` of each client's samples, spread over its classes; one is left at least.
+
+    Samples are drawn at equal distances from a client's samples in the order of their classes: each class gives its share,
+    and so do many classes of a sample each.
+    """
+    held = torch.zeros(len(y), dtype=torch.bool)
+    order = np.lexsort((numpy_rng(seed, "own test split").random(len(y)), y.numpy()))
+    groups = [order] if owners is None else _groups(order, owners.numpy()[order])
+    starts = numpy_rng(seed, "own test split", "starts").random(len(groups))
+    for members, start in zip(groups, starts, strict=True):
+        n = min(max(round(fraction * len(members)), 1), len(members) - 1)
+        held[members[((np.arange(n) + start) * (len(members) / max(n, 1))).astype(np.int64)]] = True
+    return held
+
+
+def _groups(order: np.ndarray, owners: np.ndarray) -> list[np.ndarray]:
+    """The samples of each client, in their order."""
+    by_owner = np.argsort(owners, kind="stable")
+    return np.split(order[by_owner], np.cumsum(np.bincount(owners))[:-1])
 
 
 def _columns(labels: np.ndarray, classes: list[Any]) -> Tensor:
