@@ -15,9 +15,9 @@ Split = dict[str, tuple[torch.Tensor, torch.Tensor]]  # each client's logits and
 
 
 def read(path: Path) -> tuple[Split, Split]:
-    """Each client's calibration and test samples, from an archive or a recording's folder."""
-    cal, test = (_of_folder(path, split) if path.is_dir() else _of_archive(path, split) for split in ("cal", "test"))
-    return cal, test
+    """Each client's calibration and test samples, from an archive, a recording's folder or its `final.safetensors`."""
+    read_split = _of_archive if path.suffix == ".npz" else _of_recording
+    return read_split(path, "cal"), read_split(path, "test")
 
 
 def _of_archive(path: Path, split: str) -> Split:
@@ -27,7 +27,7 @@ def _of_archive(path: Path, split: str) -> Split:
     return {str(c): (logits[of == c], labels[of == c]) for c in range(len(a["train_counts"]))}
 
 
-def _of_folder(path: Path, split: str) -> Split:
-    tensors, found = load_file(path / "final.safetensors"), f"{split}/logits/"
-    names = [key.removeprefix(found) for key in tensors if key.startswith(found)]
-    return {c: (tensors[f"{found}{c}"].double(), tensors[f"{split}/labels/{c}"]) for c in sorted(names)}
+def _of_recording(path: Path, split: str) -> Split:
+    tensors, found = load_file(path / "final.safetensors" if path.is_dir() else path), f"{split}/logits/"
+    names = sorted(key.removeprefix(found) for key in tensors if key.startswith(found))
+    return {c: (tensors[f"{found}{c}"].double(), tensors[f"{split}/labels/{c}"]) for c in names}

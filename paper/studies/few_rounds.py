@@ -3,7 +3,7 @@
     git worktree add OLD 09aafac
     python -m paper.studies.few_rounds recordings/* --old OLD [--jobs 14] [--out FILE.json]
 
-Each path is a recording's folder, or an archive (paper/logits.py). Scalers are fitted on the calibration splits; the whole
+Each path is a recording or an archive (paper/logits.py). Scalers are fitted on the calibration splits; the whole
 test set is used once, to measure. The other checkout's code is used in processes of their own, through what both commits
 have in common: `fedcal.calibrate`, the scaler it gives, and tallies. Bytes are all that one client sends and receives.
 """

@@ -349,7 +349,7 @@ def test_a_damaged_log_is_found_before_training_goes_on(
         data="synthetic", limit=200, clients=2, rounds=3, epochs=1, method=("uncal",), checkpoint_every=1
     )
     with monkeypatch.context() as patch:
-        patch.setattr(federation, "finish", lambda state: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(federation, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             fedcal.run(config, "run")
     log = Path("run/rounds.jsonl")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import bernoulli
 
@@ -17,6 +17,7 @@ from fedcal.monitor.alternatives import (
     calibration_sums,
     check_sums,
     class_counts,
+    log_odds,
     n_alternatives,
     share_bounds,
     share_prior,
@@ -31,24 +32,31 @@ def samples(n: int, k: int, seed: int = 0, scale: float = 3.0) -> tuple[torch.Te
     return torch.from_numpy(scale * rng.normal(size=(n, k))), torch.from_numpy(rng.integers(k, size=n))
 
 
+@example([0.0, 1e-16, 0.0], 0.25, -1.0, 1)
+@example([11.0, -7.0], 0.0, 0.0, 0)
+@example([12.0, -12.0], 0.0, 0.0, 0)
+@example([0.0, 1e-16, 0.0], 0.25, 1.0, 1)
 @given(st.lists(ODDS, min_size=2, max_size=5), st.floats(0, 2), st.floats(-1, 1), st.integers(0, 4))
 @settings(max_examples=200, deadline=None)
 def test_the_mean_likelihood_ratio_is_at_most_1_within_the_tolerance(logits, tolerance, where, event):
     """Each alternative is about one event: its true log-odds may lie anywhere within ±tolerance of those predicted."""
     k = len(logits)
     u = torch.tensor([logits], dtype=torch.float64)
-    p = u.softmax(1)[0]
     every = torch.stack([calibration_ratios(u, torch.tensor([y]), tolerance)[0] for y in range(k)])  # (labels, A)
     event %= k
     n = n_alternatives(k) - N_TOP
     columns = torch.arange(n) % (n // (2 * len(BEYOND)))
     of_class = (columns == event) if k > 2 else torch.ones(n, dtype=torch.bool)
-    for which, subject in ((of_class, event if k > 2 else 1), (None, int(p.argmax()))):
-        odds = float(torch.special.logit(p[subject])) + where * tolerance
-        true = 1 / (1 + math.exp(-max(-700.0, odds)))
+    for which, subject in (
+        (of_class, event if k > 2 else 1),
+        (None, int(log_odds(u.log_softmax(1)).argmax())),
+    ):  # of near-ties, the one that is bet on
+        rest = torch.cat([u[0, :subject], u[0, subject + 1 :]]).logsumexp(0)  # 1 - p would lose digits
+        odds = u[0, subject] - rest + where * tolerance
+        true, false = odds.sigmoid(), (-odds).sigmoid()
         other = (subject + 1) % k  # all that is not the event counts alike
         ratios = every[:, :n][:, which] if which is not None else every[:, n:]
-        mean = true * ratios[subject].exp() + (1 - true) * ratios[other].exp()
+        mean = true * ratios[subject].exp() + false * ratios[other].exp()
         assert float(mean.max()) <= 1 + 1e-9
 
 

@@ -136,6 +136,7 @@ def test_nothing_is_taken_twice_nor_anything_elses(federation):
     moved = fedcal.Scaler(scaler.method, scaler.params, 3, {"north": {"shift": torch.tensor([1.0, 0.0, 0.0]).double()}})
     for refused, words in (
         (monitor.sums(scaler, "north", "w0", z[:40], y[:40]), "sent before with other sums"),
+        (monitor.sums(scaler, "north", "again", z, y), "has the sums of batch 'w0'"),
         (monitor.sums(scaler, "west", "w0", z, y), "unknown site"),
         (monitor.sums(other, "north", "w1", z, y), "another scaler"),
         (monitor.sums(scaler, "north", "w1", z, y, tolerance=0.5), "tolerance 0.5"),
@@ -174,6 +175,7 @@ def test_bad_settings_are_one_line(federation):
         ({"kind": "scaler"}, None, "not a monitor's"),
         ({}, ("stream-0/curve", torch.zeros(3).double()), "incomplete"),
         ({}, ("stream-0/started", torch.full((18,), float("nan")).double()), "incomplete"),
+        ({}, ("stream-0/started", torch.full((18,), float("inf")).double()), "incomplete"),
         ({}, ("stream-0/bounds", torch.zeros(2, 3)), "incomplete"),
         ({}, ("more", torch.zeros(1)), "no place"),
     ],

@@ -93,9 +93,11 @@ def bernoulli_ratio(odds: Tensor, event: Tensor, shift: Tensor | float, edge: fl
 
 
 def log_odds(log_p: Tensor) -> Tensor:
-    """log p − log(1 − p), within ±FARTHEST."""
-    least = torch.finfo(log_p.dtype).tiny
-    return (log_p - (-torch.expm1(log_p)).clamp_min(least).log()).clamp(-FARTHEST, FARTHEST)
+    """log p − log(1 − p), within ±FARTHEST. Where p is near 1, the others give 1 − p: a difference loses digits."""
+    top = log_p.argmax(1, keepdim=True)
+    others = log_p.scatter(1, top, -math.inf).logsumexp(1, keepdim=True)
+    rest = torch.log1p(-log_p.exp()).scatter(1, top, others)
+    return (log_p - rest).clamp(-FARTHEST, FARTHEST)
 
 
 def check_sums(sums: Tensor, counts: Tensor, n_classes: int) -> bool:

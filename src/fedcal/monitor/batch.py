@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -140,8 +140,8 @@ class Batch:
 
     @property
     def digest(self) -> str:
-        """Of all it holds: the same batch sent again has the same."""
-        return hashlib.blake2b(self.pack(), digest_size=16).hexdigest()
+        """Of all it holds but its name: the same samples sent again have the same."""
+        return hashlib.blake2b(replace(self, batch="").pack(), digest_size=16).hexdigest()
 
     def save(self, path: str | Path) -> None:
         """Write it for the server, atomically; only this user may read it.
@@ -185,6 +185,7 @@ def sums_of(
     probs: bool | None,
 ) -> Batch:
     """The sums of a batch; see `Monitor.sums`."""
+    site = check_client_name(str(site))
     personal = site if site in scaler.personal else None
     calibrated = torch.as_tensor(scaler.apply(logits, personal, probs=probs)).double()
     n, k = calibrated.shape
@@ -203,8 +204,7 @@ def sums_of(
     about = About.REFERENCE if reference else About.LABELLED if labels is not None else About.PREDICTIONS
     if (assumed := assumed_by(scaler, personal)) is not None and not reference:
         tensors["assumed"] = assumed
-    name = check_client_name(str(site))
-    return Batch(name, str(batch), about, n, k, check_tolerance(tolerance), fingerprint(scaler), **tensors)
+    return Batch(site, str(batch), about, n, k, check_tolerance(tolerance), fingerprint(scaler), **tensors)
 
 
 def assumed_by(scaler: Scaler, client: str | None) -> Tensor | None:

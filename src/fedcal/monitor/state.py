@@ -164,9 +164,14 @@ class Monitor:
         """
         self._check(batch)
         known = self.taken.setdefault(batch.site, {})
-        if batch.batch in known:
-            if known[batch.batch][0] == batch.digest:
+        digest = batch.digest
+        if (same := next((name for name, of in known.items() if of[0] == digest), None)) is not None:
+            if same == batch.batch:
                 return False
+            raise FedCalError(
+                f"{batch.site}: batch {batch.batch!r} has the sums of batch {same!r}: a sample counts once"
+            )
+        if batch.batch in known:
             raise FedCalError(
                 f"{batch.site}: batch {batch.batch!r} was sent before with other sums: give each its name"
             )
@@ -187,7 +192,7 @@ class Monitor:
                 if len(self.sites) > 1:
                     name = f"{batch.site} {batch.batch}"
                     self._stream(ALL, Null.CALIBRATION).add(batch.ratios, name, batch.n)
-        known[batch.batch] = (batch.digest, str(batch.about), batch.n)
+        known[batch.batch] = (digest, str(batch.about), batch.n)
         return True
 
     def verdict(self) -> Verdict:

@@ -104,7 +104,8 @@ class Stream:
         fits = set(tensors) == set(shapes) and all(
             tensors[name].shape == shape and tensors[name].dtype == torch.float64 for name, shape in shapes.items()
         )
-        if not fits or not names or any(bool(value.isnan().any()) for value in tensors.values()):
+        odd = any(bool((value.isnan() | (value == math.inf)).any()) for value in tensors.values())
+        if not fits or not names or odd:
             raise FedCalError("a stream of evidence is incomplete")
         evidence = Evidence(fresh.log_prior, tensors["started"], len(names))
         bounds = (tensors["bounds"][0], tensors["bounds"][1]) if "bounds" in tensors else None
