@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from fedcal.base.seeds import numpy_rng
+
 Split = dict[str, tuple[torch.Tensor, torch.Tensor]]  # each client's logits and labels
 
 
@@ -31,3 +33,13 @@ def _of_recording(path: Path, split: str) -> Split:
     tensors, found = load_file(path / "final.safetensors" if path.is_dir() else path), f"{split}/logits/"
     names = sorted(key.removeprefix(found) for key in tensors if key.startswith(found))
     return {c: (tensors[f"{found}{c}"].double(), tensors[f"{split}/labels/{c}"]) for c in names}
+
+
+def halves(clients: Split) -> tuple[Split, Split]:
+    """Each client's samples, split at random into two."""
+    first, second = {}, {}
+    for name, (logits, labels) in clients.items():
+        order = numpy_rng(0, "halves", name).permutation(len(labels))
+        a, b = order[: len(order) // 2], order[len(order) // 2 :]
+        first[name], second[name] = (logits[a], labels[a]), (logits[b], labels[b])
+    return first, second

@@ -25,9 +25,8 @@ from fedcal.base.seeds import numpy_rng
 from fedcal.monitor import Action
 from fedcal.monitor.verdict import Null, Verdict
 from fedcal.protocol import Scaler
-from paper.logits import Split, read
+from paper.logits import Split, halves, read
 from paper.results import commit, write
-from paper.studies.conformal import halves
 from paper.studies.monitor import DRAWS, ece
 
 WEEKS = 20

@@ -13,8 +13,8 @@ from fedcal import FedCalError, FedCalWarning
 from fedcal.base.conformal import LEVELS
 from fedcal.base.folds import FEWEST, held_out
 from fedcal.methods import METHODS, get_method, spec_of
-from fedcal.methods.sets import WithSets
-from fedcal.protocol import Scaler
+from fedcal.methods.sets import SiteSpread, WithSets
+from fedcal.protocol import Client, Policy, Request, Scaler, Server
 
 ADDITIVE = [name for name, method in METHODS.items() if method.additive]
 
@@ -35,7 +35,9 @@ def clients():
     return {f"site{i}": site(300, 4, i, np.random.default_rng(i).dirichlet(np.ones(4))) for i in range(6)}
 
 
-@pytest.mark.parametrize("name", [name for name in ADDITIVE if name != "fed-op"] + ["fed-op:rounds=5"])
+@pytest.mark.parametrize(
+    "name", [name for name in ADDITIVE if name not in ("fed-op", "fed-head")] + ["fed-op:rounds=5"]
+)
 def test_every_additive_method_has_sets(name, clients, tmp_path):
     scaler = fedcal.calibrate(clients, name, alpha=0.1)
     x, y = site(2000, 4, 99)
@@ -244,8 +246,6 @@ def test_sites_are_covered_where_a_pooled_threshold_misses():
 
 
 def test_a_client_tells_nothing_of_too_few_held_out_samples():
-    from fedcal.protocol import Client, Policy, Server
-
     server = Server("fed-ts:alpha=0.1", 3)
     method = server.plan.method
     assert isinstance(method, WithSets)
@@ -316,3 +316,28 @@ def test_the_estimator_and_the_module_give_the_scalers_sets(clients):
         assert binary.predict_set(x[:, 0], 0.05).shape == (50, 2)
     with pytest.raises(FedCalError, match="made without sets"):
         fedcal.CalibratedModel(torch.nn.Identity(), fedcal.calibrate(clients, "fed-ts")).predict_set(torch.zeros(1, 4))
+
+
+def odd_scalers(params):
+    """Requests that no fit makes: nothing to apply, another method's, a label distribution that is none, no thresholds."""
+    yield {}
+    yield {"w1": torch.zeros(3)}
+    yield params | {"prior": -params["prior"]}
+    yield params | {"alpha": -params["alpha"]}
+    yield params | {"set_thresholds": params["set_thresholds"] - 9}
+    yield {name: value for name, value in params.items() if name != "set_counts"}
+
+
+def test_a_client_refuses_scores_under_what_is_no_scaler(clients):
+    """A server is a stranger: one line, no traceback, and nothing is told."""
+    scaler = fedcal.calibrate(clients, coverage="site")
+    params = {name: value for name, value in scaler.params.items() if name != "set_spread"}
+    for odd in odd_scalers(params):
+        client = Client(scaler.method, *clients["site0"], policy=Policy())
+        with pytest.raises(FedCalError, match="do not reply to this server"):
+            client.reply(Request("f", 1, SiteSpread(odd)))
+        assert client.talk.replies == 0
+    asked = Client(scaler.method, *clients["site0"], policy=Policy(max_restarts=0))
+    asked.reply(Request("f", 1, SiteSpread(params)))
+    with pytest.raises(FedCalError, match="more often than it needs"):  # each question once: no two differ by a sample
+        asked.reply(Request("f", 2, SiteSpread(params | {"set_counts": params["set_counts"] + 1})))

@@ -6,10 +6,11 @@ exchangeable samples
 
     1 − α  ≤  P(label in set)  ≤  1 − α + 1/(n + 1) + P(score in that bin)
 
-The lower bound is exact: bins only round the threshold up, by less than a bin's width. Bins are evenly spaced in log-odds,
-because the scores of confident models are close to 0 and 1: by default the threshold's odds exceed the exact ones by less
-than 0.7 %. Any calibrated probabilities will do; those of each client's own (prior-shifted) scaler give sets that fit the
-client. The samples that set the threshold must not be those that the scaler was fitted on.
+where the upper bound needs scores without ties. The lower bound is exact: bins only round the threshold up, by less
+than a bin's width. Bins are evenly spaced in log-odds, because the scores of confident models are close to 0 and 1: by
+default the threshold's odds exceed the exact ones by less than 0.7 %. Any calibrated probabilities will do; those of
+each client's own (prior-shifted) scaler give sets that fit the client. The samples that set the threshold must not be
+those that the scaler was fitted on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedcal.base.checks import check_labels, check_probs, check_value, check_whole
+from fedcal.base.checks import check_probs, check_value, check_whole
 from fedcal.errors import FedCalError, unknown
 
 N_BINS = 8192
@@ -48,20 +49,18 @@ class Score:
         check_value("penalty", self.penalty, float, {"low": 0})
         check_whole(self.free, "free", low=0)
 
-    def of(self, probs: Any, u: Any = None) -> np.ndarray:
-        """The score of every class, (N, K).
+    def of(self, probs: Any) -> np.ndarray:
+        """Return the score of every class, (N, K).
 
         Args:
             probs: (N, K) calibrated probabilities.
-            u: (N,) uniform random numbers, to randomise aps and raps: their sets get smaller.
         """
         p = check_probs(probs).astype(float)
         if self.kind == "lac":
             return np.clip(1 - p, 0.0, 1.0)
         order = np.argsort(-p, axis=1, kind="stable")
         ranked = np.take_along_axis(p, order, axis=1)
-        part = np.ones((len(p), 1)) if u is None else _uniform(u, len(p))
-        scores = np.clip(np.cumsum(ranked, axis=1) - (1 - part) * ranked, 0.0, 1.0)
+        scores = np.clip(np.cumsum(ranked, axis=1), 0.0, 1.0)
         if self.kind == "raps":
             scores = scores + self.penalty * np.maximum(np.arange(1, p.shape[1] + 1) - self.free, 0)
         found = np.empty_like(scores)
@@ -74,67 +73,6 @@ class Score:
         edges = np.concatenate([[0.0], 1 / (1 + np.exp(-inner)), [1.0]])
         most = self.penalty * max(n_classes - self.free, 0) if self.kind == "raps" else 0.0
         return np.concatenate([edges, np.linspace(1, 1 + most, n_bins // 8 + 2)[1:]]) if most else edges
-
-
-def _uniform(u: Any, n: int) -> np.ndarray:
-    u = np.asarray(u, np.float64)
-    if u.shape != (n,) or not ((u >= 0) & (u <= 1)).all():
-        raise FedCalError(f"u must hold {n} numbers from 0 to 1, one per sample; got shape {u.shape}")
-    return u[:, None]
-
-
-@dataclass(frozen=True, eq=False)
-class ConformalHistogram:
-    """What a client sends: how many scores of its samples' labels are in each bin. `a + b` holds both clients' samples."""
-
-    score: Score
-    n_classes: int
-    edges: np.ndarray  # (bins + 1,)
-    count: np.ndarray  # (bins,)
-
-    @classmethod
-    def of(
-        cls, probs: Any, labels: Any, score: Score | None = None, u: Any = None, n_bins: int = N_BINS
-    ) -> ConformalHistogram:
-        """The histogram of samples that the scaler was not fitted on.
-
-        Args:
-            probs: (N, K) calibrated probabilities.
-            labels: (N,) column numbers.
-            score: the score; aps if not given.
-            u: (N,) uniform random numbers (see `Score.of`).
-            n_bins: the number of bins.
-        """
-        score, probs = score or Score(), check_probs(probs)
-        labels = check_labels(labels, *probs.shape)
-        own = np.take_along_axis(score.of(probs, u), labels[:, None], axis=1)[:, 0]
-        edges = score.edges(probs.shape[1], n_bins)
-        return cls(score, probs.shape[1], edges, count_scores(own, edges))
-
-    def __add__(self, other: ConformalHistogram) -> ConformalHistogram:
-        mine, yours = ((h.score, h.n_classes, len(h.count)) for h in (self, other))
-        if mine != yours:
-            raise FedCalError(f"conformal histograms of {mine} and {yours} do not add: same score, classes and bins")
-        return ConformalHistogram(self.score, self.n_classes, self.edges, self.count + other.count)
-
-    @property
-    def n(self) -> int:
-        """How many samples are in it."""
-        return int(self.count.sum())
-
-    def threshold(self, alpha: float) -> float:
-        """The largest score with which a class is in the set; infinite (every class is) with fewer than 1/α − 1 samples.
-
-        Args:
-            alpha: the share of samples whose label may be missing from the set.
-
-        Raises:
-            FedCalError: alpha is not between 0 and 1.
-        """
-        rank = rank_of(check_alpha(alpha), self.n)
-        if rank > self.n:
-            return math.inf
-        return float(self.edges[1 + np.searchsorted(np.cumsum(self.count), rank)])
 
 
 def check_alpha(alpha: Any) -> float:
@@ -191,15 +129,3 @@ def sets_of(scores: np.ndarray, threshold: Any) -> np.ndarray:
     found = scores <= threshold
     found[np.arange(len(scores)), scores.argmin(axis=1)] = True
     return found
-
-
-def predict_sets(probs: Any, threshold: float, score: Score | None = None, u: Any = None) -> np.ndarray:
-    """The prediction sets as booleans, (N, K). A set is empty where no class's score is low enough.
-
-    Args:
-        probs: (N, K) calibrated probabilities.
-        threshold: what `ConformalHistogram.threshold` gave.
-        score: the histogram's score.
-        u: (N,) uniform random numbers, where the histogram had some.
-    """
-    return (score or Score()).of(probs, u) <= threshold

@@ -93,9 +93,7 @@ def _print_options(method: Method) -> None:
         print("For simulations (`fedcal run`), which have a model in training, also:")
         _print_option_table(method, others)
     if of_sets := sets_offered(method):
-        print(
-            "Conformal sets; with any of these options, the scaler has some (`Scaler.predict_set`, `fedcal apply --sets`):"
-        )
+        print("Conformal sets; any of these options makes some (see docs/conformal.md):")
         _print_option_table(Sets(), of_sets.values())
     print(f"Give them as --method {method.name}:OPTION=VALUE,OPTION=VALUE")
 

@@ -158,7 +158,7 @@ class WithSets(Additive):
         found = np.zeros((len(LEVELS), len(CONCENTRATIONS)))
         for fitting, held, labels in _clients(samples):
             below, n = self._below(params, self.inner.personal(_without_sets(params), {}, *fitting), held, labels)
-            found += spread_likelihood(below, n)
+            found += spread_likelihood(below, n, float(params[COUNTS][0]))
         return found
 
     def _below(self, params: Params, personal: Params, logits: Array, labels: Array) -> tuple[np.ndarray, int]:
@@ -177,7 +177,7 @@ class WithSets(Additive):
         if self.sets.coverage == "site" and SPREAD in params:
             below, n = self._below(params, found, *held)
             curve = np.append(self.curve(params, found)[:, 0], self.sets.edges(logits.shape[1])[-1])
-            own = site_curve(below, n, params[SPREAD], self.sets.confidence, curve)
+            own = site_curve(below, n, float(params[COUNTS][0]), params[SPREAD], self.sets.confidence, curve)
             found = {**found, GLOBAL: own[:, None]}
         return found
 

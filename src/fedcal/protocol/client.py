@@ -27,6 +27,7 @@ from fedcal.protocol.messages import Reply, Request
 from fedcal.protocol.policy import Policy, Talk
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
+from fedcal.protocol.valid import check_set_query
 
 ROUNDING = 1e-9  # of shares of a budget that are added up
 
@@ -257,6 +258,7 @@ class Client:
         talk = self.policy.after(self.talk, request, self.method, logits.shape[1])
         self._size = logit_size(logits) if self._size is None else self._size
         check_bounds(request.query, self._size, logits.shape[1], self.samples)
+        check_set_query(self.method, request.query, logits.shape[1])
         return talk
 
     def _memory_before(self, request: Request) -> Params:

@@ -14,6 +14,7 @@ import numpy as np
 from fedcal.base.arrays import Array, Params, softmax
 from fedcal.base.codec import check_finite
 from fedcal.base.conformal import LEVELS
+from fedcal.base.query import Query
 from fedcal.base.schema import (
     COUNT,
     NAME,
@@ -39,7 +40,7 @@ from fedcal.exact.prior_shift import STRENGTHS
 from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods import Method
 from fedcal.methods.method import Averaged
-from fedcal.methods.sets import COUNTS, GLOBAL, NAMES, PERSONAL, SPREAD, WithSets
+from fedcal.methods.sets import COUNTS, GLOBAL, NAMES, PERSONAL, SPREAD, SetScores, SiteSpread, WithSets
 
 SCALER = 2  # schema of scaler files
 MOST_CLASSES = 10**6
@@ -227,6 +228,28 @@ def _check_sets(method: Method, found: Params, n_classes: int) -> None:
         right = weights.shape == (len(LEVELS), len(CONCENTRATIONS)) and bool((weights >= 0).all())
         if not right or not bool((np.abs(sums - 1) < 1e-6).all()):
             raise FedCalError(f"{SPREAD!r} holds no weights")
+
+
+def check_set_query(method: Method, query: Query, n_classes: int) -> None:
+    """Refuse a request for held-out scores under a scaler, or thresholds, that no fit gives.
+
+    Raises:
+        FedCalError: which says what is wrong with it.
+    """
+    if not isinstance(method, WithSets) or not isinstance(query, SetScores | SiteSpread):
+        return
+    params, curves = query.params, (GLOBAL, PERSONAL) if isinstance(query, SiteSpread) else ()
+    try:
+        for name in curves:
+            if name in params:
+                _check_curve(method, name, params[name], n_classes)
+        if isinstance(query, SiteSpread) and not (GLOBAL in params and COUNTS in params and params[COUNTS].size == 1):
+            raise FedCalError("the federation's thresholds are missing")
+        check_params(method.inner, {name: value for name, value in params.items() if name not in NAMES}, n_classes)
+    except FedCalError as error:
+        raise FedCalError(
+            f"the server asks for scores under no scaler ({error}): do not reply to this server"
+        ) from None
 
 
 def _check_curve(method: WithSets, name: str, curve: Array, n_classes: int) -> None:
