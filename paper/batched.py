@@ -12,19 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedcal.base.arrays import arrays, as_array, tensors
 from fedcal.base.folds import folds
-from fedcal.base.logits import Params
 from fedcal.data.samples import Samples
 from fedcal.methods.fedcal import FedCal
 from fedcal.methods.fit import FitScaler
-from fedcal.nets.mlp import unflatten
-from fedcal.nets.train import Adam, EarlyStopping, Training
+from fedcal.nets.mlp import Net, unflatten
+from fedcal.nets.train import Adam, EarlyStopping
+from fedcal.nets.training import Training
 from fedcal.protocol import Reply, Server
 
 ROWS = 1 << 12  # samples in a stack: what fits a core's cache
 
 
-def stacked_round(server: Server, samples: Mapping[str, Samples], nets: dict[str, Params]) -> None:
+def stacked_round(server: Server, samples: Mapping[str, Samples], nets: dict[str, Net]) -> None:
     """A round of FedCal with all clients' nets in stacks.
 
     Args:
@@ -36,25 +37,26 @@ def stacked_round(server: Server, samples: Mapping[str, Samples], nets: dict[str
     assert isinstance(method, FedCal) and request is not None and isinstance(request.query, FitScaler)
     query, starts, remarks = request.query, [], []
     for name, pair in samples.items():
-        start, notes = method.start_of(query.params, nets.get(name, {}), functools.partial(query.stream, *pair))
+        stream = functools.partial(query.stream, *map(as_array, pair))
+        start, notes = method.start_of(tensors(query.params), nets.get(name, {}), stream)
         starts.append(start)
         remarks.append(notes)
     trained = train_scalers(starts, method.apply, list(samples.values()), method.training)
     replies = {}
     for (name, (_, labels)), (params, steps), notes in zip(samples.items(), trained, remarks, strict=True):
         nets[name] = params
-        replies[name] = Reply(params, len(labels), request.digest, {**notes, "steps": float(steps)})
+        replies[name] = Reply(arrays(params), len(labels), request.digest, {**notes, "steps": float(steps)})
     server.receive(replies, check=False)
 
 
 def train_scalers(
-    starts: Sequence[Params],
-    apply: Callable[[Params, Tensor], Tensor],
+    starts: Sequence[Net],
+    apply: Callable[[Net, Tensor], Tensor],
     samples: Sequence[Samples],
     how: Training,
-) -> list[tuple[Params, int]]:
+) -> list[tuple[Net, int]]:
     """`fedcal.nets.train.train_scaler` of each start on its samples."""
-    done: list[tuple[Params, int]] = [(start, 0) for start in starts]
+    done: list[tuple[Net, int]] = [(start, 0) for start in starts]
     ready = [i for i, (_, labels) in enumerate(samples) if len(labels) >= how.min_samples]
     ready.sort(key=lambda i: len(samples[i][1]))
     while ready:  # like sizes together, the largest first
@@ -68,18 +70,18 @@ def train_scalers(
 
 
 def _train_stack(
-    starts: list[Params],
-    apply: Callable[[Params, Tensor], Tensor],
+    starts: list[Net],
+    apply: Callable[[Net, Tensor], Tensor],
     samples: list[Samples],
     how: Training,
-) -> list[tuple[Params, int]]:
+) -> list[tuple[Net, int]]:
     """One stack: clients of fewer samples are filled up with rows of no weight."""
     n, k = max(len(labels) for _, labels in samples), samples[0][0].shape[1]
     x, y = torch.zeros(len(samples), n, k), torch.zeros(len(samples), n, dtype=torch.int64)
     weight, stop = torch.zeros(len(samples), n), torch.zeros(len(samples), n)
     for i, (logits, labels) in enumerate(samples):
-        held = folds(logits, labels) == 0
-        x[i, : len(labels)], y[i, : len(labels)] = logits, labels
+        held = torch.from_numpy(folds(as_array(logits), as_array(labels)) == 0)
+        x[i, : len(labels)], y[i, : len(labels)] = torch.as_tensor(logits), torch.as_tensor(labels)
         weight[i, : len(labels)] = ~held / (~held).sum()
         stop[i, : len(labels)] = held / held.sum()
     like = starts[0]

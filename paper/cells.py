@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import arrays, tensors
 from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import finite, read_tensors, write_tensors
 from fedcal.data import DATASETS, Dataset, load
@@ -31,6 +31,7 @@ from fedcal.learn.local import Job, copy_state
 from fedcal.measure.views import measure as measure_views
 from fedcal.methods import METHODS, get_method
 from fedcal.methods.fedcal import FedCal
+from fedcal.nets.mlp import Net
 from fedcal.protocol import Scaler, Server
 from fedcal.simulate import federation
 from fedcal.simulate.config import Config
@@ -87,7 +88,7 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False, fea
         more |= {FEATURES: lambda state, folder: write_features(folder, state)} if features else {}
         if missing := [file for file in more if not (folder / file).exists()]:
             state = _assemble(cell)
-            state.model.load_state_dict(read_tensors(folder / "model.safetensors")[0])
+            state.model.load_state_dict(tensors(read_tensors(folder / "model.safetensors")[0]))
             for file in missing:
                 more[file](state, folder)
             say(f"{folder.name}: {' and '.join(missing)} added")
@@ -306,7 +307,7 @@ def _fit(record: Recording, spec: str) -> Scaler:
         return calibrate(record.samples(), spec, seed=seed)
     training = record.config.rounds if method.schedule == "interleaved" else 0
     server = Server(method, record.n_classes, seed, rounds=training + method.rounds)
-    nets: dict[str, Params] = {}
+    nets: dict[str, Net] = {}
     if method.schedule == "interleaved":
         for t in range(1, record.config.rounds + 1):
             stacked_round(server, record.round(t), nets)
@@ -314,7 +315,7 @@ def _fit(record: Recording, spec: str) -> Scaler:
     for _ in range(method.rounds):
         stacked_round(server, frozen, nets)
     scaler = server.scaler
-    scaler.personal = nets
+    scaler.personal = {client: arrays(net) for client, net in nets.items()}
     return scaler
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fedcal.base.arrays import tensors
 from fedcal.base.store import read_tensors
 from fedcal.measure.tally import Tally, over_clients, pooled
 from fedcal.simulate.config import Config
@@ -36,7 +37,7 @@ def cells(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
 
 def measure(folder: Path) -> dict[str, Any]:
     """Accuracy and ECE of the three on clients' own test samples (mean over clients) and on everyone's."""
-    record, (tuned, _) = Recording(folder), read_tensors(folder / "tuned.safetensors")
+    record, tuned = Recording(folder), tensors(read_tensors(folder / "tuned.safetensors")[0])
     test = record.samples("test")
     logits, labels = (torch.cat([pair[i] for pair in test.values()]) for i in (0, 1))
     known = logits.softmax(dim=1)

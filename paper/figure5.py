@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.base.logits import Params
 from fedcal.base.seeds import torch_rng
 from fedcal.base.store import write_bytes
 from fedcal.data import load
 from fedcal.learn.local import predict
 from fedcal.measure.tally import Tally
 from fedcal.nets.matching import match, permute, permuted_share
-from fedcal.nets.mlp import init_mlp, order_preserving
-from fedcal.nets.train import Training, train_scaler
+from fedcal.nets.mlp import Net, init_mlp, order_preserving
+from fedcal.nets.train import train_scaler
+from fedcal.nets.training import Training
 from fedcal.simulate import federation
 from fedcal.simulate.config import Config
 from paper.by_seed import by_seed, origin
@@ -94,7 +94,7 @@ def frozen(config: Config) -> tuple[Samples, Samples]:
     return cal, [(predict(state.model, client.test_x), client.test_y) for client in state.clients]
 
 
-def fit(cal: Samples, hidden: int, start: str, seed: int, how: Training) -> list[Params]:
+def fit(cal: Samples, hidden: int, start: str, seed: int, how: Training) -> list[Net]:
     """The clients' scalers, each at its own optimum (by its stopping split)."""
     scalers = []
     for c, (logits, labels) in enumerate(cal):
@@ -103,12 +103,12 @@ def fit(cal: Samples, hidden: int, start: str, seed: int, how: Training) -> list
     return scalers
 
 
-def mix(first: Params, second: Params, weight: float) -> Params:
+def mix(first: Net, second: Net, weight: float) -> Net:
     """λ·π₁ + (1 − λ)·π₂."""
     return {name: weight * first[name] + (1 - weight) * second[name] for name in first}
 
 
-def score(test: Samples, scaler: Params | None) -> Scores:
+def score(test: Samples, scaler: Net | None) -> Scores:
     """Each client's and the global metrics under one scaler."""
     with torch.no_grad():
         tallies = [Tally.of(order_preserving(scaler, z) if scaler else z, y) for z, y in test]

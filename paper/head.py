@@ -72,7 +72,7 @@ def _tuned(record: Recording) -> dict[str, Any]:
     logits, tallies, end = read_tensors(record.folder / "tuned.safetensors")[0], [], 0
     for name, (_, labels) in record.samples("test").items():
         start, end = end, end + len(labels)  # each was recorded on everybody's test samples
-        tallies.append(Tally.of(logits[name][start:end].double(), labels))
+        tallies.append(Tally.of(logits[name][start:end], labels))
     return _summary(record, tallies)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcal.base.arrays import tensors as tensors_of
 from fedcal.base.last_layer import with_features
 from fedcal.base.store import read_tensors, unnest, write_tensors
 from fedcal.data.samples import Samples
@@ -51,7 +52,7 @@ def write_features(folder: Path, state: Federation) -> None:
     for split in ("cal", "train", "test"):
         for client in state.clients:
             rows = feature_rows(whole, getattr(client, f"{split}_x"), trained=split == "train")
-            tensors[f"{split}/{client.name}"] = rows.contiguous()
+            tensors[f"{split}/{client.name}"] = rows
     write_tensors(folder / FEATURES, tensors, {"schema": SCHEMA})
 
 
@@ -60,7 +61,8 @@ class Recording:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        tensors, self.about = read_tensors(folder / "final.safetensors")
+        arrays, self.about = read_tensors(folder / "final.safetensors")
+        tensors = tensors_of(arrays)
         self.config = Config.from_dict(self.about["config"], str(folder))
         self.names: list[str] = self.about["clients"]
         self.train_counts = tensors["train_counts"]
@@ -73,13 +75,13 @@ class Recording:
 
     def round(self, number: int) -> dict[str, Samples]:
         """The logits of the clients of round 1, 2, … on their training samples, with the labels."""
-        tensors, _ = read_tensors(_round(self.folder, number))
+        tensors = tensors_of(read_tensors(_round(self.folder, number))[0])
         logits = {name.removesuffix(f"/{LOCAL}"): value for name, value in tensors.items()}
         return {name: (logits[name].double(), self.train_labels[name]) for name in self.names if name in logits}
 
     def rows(self) -> tuple[dict[str, Samples], dict[str, Samples]]:
         """Rows with features: each client's calibration and training samples, to fit on; and its test samples."""
-        tensors, _ = read_tensors(self.folder / FEATURES)
+        tensors = tensors_of(read_tensors(self.folder / FEATURES)[0])
         cal, train, test = (unnest(split, tensors) for split in ("cal", "train", "test"))
         fit = {
             name: (

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedcal.exact.head_samples import join
 from fedcal.methods import METHODS, get_method
 from fedcal.protocol import Client, Reply, Request, Server
 
-Samples = list[tuple[Tensor, Tensor]]
+Samples = list[tuple[np.ndarray, np.ndarray]]
 LOGIT_METHODS = [name for name, method in METHODS.items() if method.takes == "logits"]
 ADDITIVE = [
     f"{name}:features=4" if method.takes == "features" else name for name, method in METHODS.items() if method.additive
@@ -36,7 +34,7 @@ def make_samples(sizes: list[int], k: int, scale: float = 3.0, seed: int = 0) ->
     for n in sizes:
         y = rng.integers(k, size=n)
         z = scale * (rng.normal(size=(n, k)) + 1.5 * np.eye(k)[y])
-        found.append((torch.from_numpy(z), torch.from_numpy(y)))
+        found.append((z, y))
     return found
 
 
@@ -46,10 +44,10 @@ def suited(spec: str, samples: Samples) -> Samples:
         return samples
     rng, found = np.random.default_rng(1), []
     for logits, labels in samples:
-        x = torch.from_numpy(rng.normal(size=(len(labels), 4))) + labels[:, None] * torch.arange(4)
+        x = rng.normal(size=(len(labels), 4)) + labels[:, None] * np.arange(4)
         trained = len(labels) // 3
         rows = [join(logits[trained:], x[trained:]), join(logits[:trained], x[:trained], trained=True)]
-        found.append((torch.cat(rows), torch.cat([labels[trained:], labels[:trained]])))
+        found.append((np.concatenate(rows), np.concatenate([labels[trained:], labels[:trained]])))
     return found
 
 

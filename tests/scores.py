@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from scipy.special import expit
 
 from fedcal.assess.sums import ScoreSums
@@ -25,6 +24,6 @@ def classes(n, k, seed=0, scale=1.3):
 
 def sums(x, y):
     """The sums of scores of class 1, or of logits."""
-    logits = torch.as_tensor(x, dtype=torch.float64)
-    logits = torch.stack([torch.zeros_like(logits), logits], dim=1) if logits.ndim == 1 else logits
-    return ScoreSums.of(logits, torch.as_tensor(y))
+    logits = np.asarray(x, float)
+    logits = np.stack([np.zeros_like(logits), logits], 1) if logits.ndim == 1 else logits
+    return ScoreSums.of(logits, np.asarray(y))

@@ -32,6 +32,7 @@ import torch
 from scipy.stats import binom
 
 import fedcal
+from fedcal.base.arrays import as_array
 from fedcal.base.conformal import count_scores, level_of, sets_of, threshold_curve
 from fedcal.base.folds import held_out
 from fedcal.methods.sets import WithSets
@@ -45,13 +46,13 @@ NOISE = 0.05
 
 def local_sets(scaler: Scaler, name: str, cal: Split, logits: torch.Tensor, alpha: float) -> np.ndarray:
     """Sets by a site's own held-out samples alone."""
-    method, (z, y) = scaler.method, cal[name]
+    method, (z, y) = scaler.method, map(as_array, cal[name])
     assert isinstance(method, WithSets)
     personal, held = scaler.personal_of(name), held_out(z, y)
     edges = method.sets.edges(z.shape[1])
-    own = method.scores(scaler.params, personal, z[held])[np.arange(int(held.sum())), y[held].numpy()]
+    own = method.scores(scaler.params, personal, z[held])[np.arange(int(held.sum())), y[held]]
     threshold = threshold_curve(count_scores(own, edges), edges)[level_of(alpha)]
-    return sets_of(method.scores(scaler.params, personal, logits), threshold)
+    return sets_of(method.scores(scaler.params, personal, as_array(logits)), threshold)
 
 
 def measure(path: Path, method: str, alpha: float, score: str) -> dict[str, Any]:

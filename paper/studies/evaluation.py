@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.special import expit
 from scipy.stats import norm
 
@@ -106,8 +105,8 @@ def coverage(world: World, n: int, draws: int, seed: int = 0) -> dict[str, Any]:
     rejected = dict.fromkeys(("score", "spiegelhalter"), 0.0)
     for _ in range(draws):
         x, y = world.draw(n, rng)
-        logits = torch.from_numpy(np.stack([np.zeros(n), x], axis=1))
-        found = measure(ScoreSums.of(logits, torch.from_numpy(y)), ("0", "1"), (THRESHOLD,))
+        logits = np.stack([np.zeros(n), x], axis=1)
+        found = measure(ScoreSums.of(logits, y), ("0", "1"), (THRESHOLD,))
         for name, value in truth.items():
             low, high = found[name]["low"], found[name]["high"]
             if low is not None and high is not None:
@@ -125,7 +124,7 @@ def macro_coverage(n: int, draws: int, k: int = 4, scale: float = 1.3, seed: int
     def draw(n: int) -> Any:
         z = rng.normal(size=(n, k)) + np.linspace(0, 1, k)
         labels = (z + rng.gumbel(size=z.shape)).argmax(1)
-        sums = ScoreSums.of(torch.from_numpy(scale * z), torch.from_numpy(labels))
+        sums = ScoreSums.of(scale * z, labels)
         return measure(sums, [str(i) for i in range(k)], (THRESHOLD,), detail=True)
 
     truth, counts = draw(2_000_000), {}

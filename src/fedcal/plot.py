@@ -241,7 +241,7 @@ def confidence_histogram(
     """
     edges = equal_width(check_whole(n_bins, "n_bins"))
     if labels is None:
-        confidence, right = check_probs(probs).amax(dim=1).double().numpy(), None
+        confidence, right = check_probs(probs).max(1, initial=0).astype(float), None
     else:
         confidence, right = top_label(*check_measured(probs, labels, classes))
     axes = _axes(ax)
@@ -258,7 +258,7 @@ def confidence_histogram(
     return axes
 
 
-Checked = tuple[Any, Any]  # probabilities (N, K) and column numbers, as tensors
+Checked = tuple[Any, Any]  # probabilities (N, K) and column numbers, as arrays
 
 
 def _checked(probs: Any, labels: Any, classes: Any) -> Checked:
@@ -286,7 +286,7 @@ def _predictions(checked: Checked) -> tuple[np.ndarray, np.ndarray]:
     """What the horizontal axis shows of each sample, and whether it came true."""
     probs, labels = checked
     if probs.shape[1] == 2:
-        return probs[:, 1].double().numpy(), (labels == 1).numpy()
+        return probs[:, 1].astype(float), labels == 1
     return top_label(probs, labels)
 
 

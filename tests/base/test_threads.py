@@ -27,7 +27,7 @@ for name, method in fedcal.METHODS.items():
     whole = hashlib.blake2b()
     for params in (fitted.params, *fitted.personal.values()):
         for key, value in sorted(params.items()):
-            whole.update(value.numpy().tobytes())
+            whole.update(value.tobytes())
     logits = clients["client-0"][0]
     whole.update(bytes(fitted.predict_proba(logits, "client-0" if fitted.personal else None).data))
     print(name, whole.hexdigest())

@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from benchmarks import kills
 from fedcal import Scaler
+from fedcal.base.arrays import tensors
 from fedcal.base.store import read_json, read_tensors
 from fedcal.cli.main import main
 from fedcal.federate import launch
@@ -74,10 +75,10 @@ class Ear:
 def secrets():
     """What travels and nobody is to read: the scaler, and what the first node says of its test samples."""
     theirs, state = simulated(CONFIG), assemble(CONFIG.resolve())
-    found = {name: value.numpy() for name, value in theirs.scaler.params.items() if value.numel()}
-    state.model.load_state_dict(theirs.model)
+    found = {name: value for name, value in theirs.scaler.params.items() if value.size}
+    state.model.load_state_dict(tensors(theirs.model))
     tally = Tally.of(predict(state.model, state.clients[0].test_x), state.clients[0].test_y)
-    found["hits by class"] = tally.to_tensors()["classes"][0].numpy()
+    found["hits by class"] = tally.to_arrays()["classes"][0]
     return {name: value.tobytes() for name, value in found.items()}
 
 

@@ -2,8 +2,8 @@
 
 import math
 
+import numpy as np
 import pytest
-import torch
 
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_queries import VALUES, Measure
@@ -12,16 +12,15 @@ from fedcal.measure.tally import Tally
 
 
 def samples(n=500, k=4):
-    rng = torch.Generator().manual_seed(0)
-    z = 2 * torch.randn(n, k, generator=rng, dtype=torch.float64)
-    return z, torch.randint(k, (n,), generator=rng)
+    rng = np.random.default_rng(0)
+    return 1.5 * rng.normal(size=(n, k)), rng.integers(k, size=n)
 
 
 def test_without_noise_it_has_the_metrics_of_the_samples():
     z, y = samples()
     query = Measure(4, 1.0, 2, 15)
     views = z, z / 2
-    values = query.reply(Prepared(lambda: (torch.cat(views, 1), y)))[VALUES]
+    values = query.reply(Prepared(lambda: (np.concatenate(views, 1), y)))[VALUES]
     for view, (losses, table) in zip(views, query.read(values), strict=True):
         found, expected = noised_tally(losses, table, 4).summary(), Tally.of(view, y).summary()
         for name in ("accuracy", "top3", "confidence", "nll", "brier", "ece", "ece_floor", "mce"):
@@ -31,10 +30,10 @@ def test_without_noise_it_has_the_metrics_of_the_samples():
 
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
 def test_noise_of_any_size_leaves_a_tally(size):
-    rng = torch.Generator().manual_seed(1)
+    rng = np.random.default_rng(1)
     query = Measure(3, 1.0, 3, 10)
-    values = size * torch.randn(query.size, generator=rng, dtype=torch.float64)
+    values = size * rng.normal(size=query.size)
     for losses, table in query.read(values):
         tally = noised_tally(losses, table, 3)
         assert 0 <= tally.correct <= tally.n and tally.correct <= tally.top3 <= tally.n and tally.nll >= 0
-        assert 0 <= tally.summary()["ece"] <= 1
+        assert 0 <= tally.summary()["ece"] <= 1 or not tally.n

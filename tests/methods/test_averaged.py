@@ -16,20 +16,17 @@ ORDER_KEEPING = ["uncal", "val-ts", "ens", "avg-t", "lr-ts", "fedcal", "fedcal-n
 
 def wild(params, seed, scale=2.0):
     """Parameters far from the identity start."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = np.random.default_rng(seed)
     if "temperature" in params:
-        return {"temperature": torch.tensor(1.7, dtype=torch.float64)}
+        return {"temperature": np.array(1.7)}
     if "temperatures" in params:
-        return {"temperatures": torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)}
-    return {
-        name: value + scale * torch.randn(value.shape, generator=rng, dtype=value.dtype)
-        for name, value in params.items()
-    }
+        return {"temperatures": np.array([0.3, 1.0, 4.0])}
+    return {name: value + scale * rng.normal(size=value.shape).astype(value.dtype) for name, value in params.items()}
 
 
-def ranks(values: torch.Tensor) -> torch.Tensor:
+def ranks(values: np.ndarray) -> np.ndarray:
     """For each pair of classes, which is higher: −1, 0 (a tie) or 1."""
-    return (values[:, :, None] - values[:, None, :]).sign()
+    return np.sign(values[:, :, None] - values[:, None, :])
 
 
 logit_arrays = array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=8).flatmap(
@@ -45,12 +42,12 @@ logit_arrays = array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=8).flat
 @given(logits=logit_arrays, seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
 def test_ranking_is_kept_ties_and_all(name, logits, seed):
-    method, logits = METHODS[name], torch.as_tensor(logits).double()
-    params = method.init(logits.shape[1], torch.Generator().manual_seed(seed))
+    method, logits = METHODS[name], logits.astype(float)
+    params = method.init(logits.shape[1], lambda: torch.Generator().manual_seed(seed))
     for candidate in (params, wild(params, seed)):
         out = method.apply(candidate, logits)
-        assert torch.isfinite(out).all()
-        assert torch.equal(ranks(out), ranks(logits))
+        assert np.isfinite(out).all()
+        assert np.array_equal(ranks(out), ranks(logits))
 
 
 def test_ensemble_is_the_mean_of_probabilities():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedcal.base.arrays import tensors
 from fedcal.methods import get_method
 from fedcal.nets.mlp import IDENTITY, init_mlp, order_preserving
 
@@ -10,7 +11,7 @@ from fedcal.nets.mlp import IDENTITY, init_mlp, order_preserving
 def far_from_start(method, k, seed):
     """A net's parameters, far from the identity that it starts as."""
     rng = torch.Generator().manual_seed(seed)
-    start = method.init(k, torch.Generator().manual_seed(0))
+    start = tensors(method.init(k, lambda: torch.Generator().manual_seed(0)))
     return {
         name: value + 2 * torch.randn(value.shape, generator=rng, dtype=value.dtype) for name, value in start.items()
     }
@@ -35,7 +36,7 @@ def test_the_appendix_example():
 def test_nets_start_as_the_identity(net, k):
     method = get_method("fedcal", net=net)
     logits = 3 * torch.randn(50, k, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    out = method.apply(method.init(k, torch.Generator().manual_seed(1)), logits)
+    out = method.apply(tensors(method.init(k, lambda: torch.Generator().manual_seed(1))), logits)
     assert torch.allclose(out.softmax(1), logits.softmax(1), atol=0.02)
 
 

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from fedcal.base.arrays import tensors
 from fedcal.methods import get_method
-from fedcal.nets.train import Adam, EarlyStopping, Training, train_scaler
+from fedcal.nets.train import Adam, EarlyStopping, train_scaler
+from fedcal.nets.training import Training
 
 
 def overconfident(n, k, seed):
@@ -20,7 +22,7 @@ def overconfident(n, k, seed):
 def test_training_lowers_the_loss_and_never_ends_worse_on_its_stopping_split(net):
     method = get_method("fedcal", net=net)
     logits, labels = overconfident(600, 5, 0)
-    start = method.init(5, torch.Generator().manual_seed(0))
+    start = tensors(method.init(5, lambda: torch.Generator().manual_seed(0)))
     how = Training(lr=1e-2, steps=200)
     trained, steps = train_scaler(start, method.apply, logits, labels, how)
     unseen, unseen_labels = overconfident(4000, 5, 9)
@@ -30,7 +32,7 @@ def test_training_lowers_the_loss_and_never_ends_worse_on_its_stopping_split(net
 
 def test_too_few_samples_leave_the_scaler_as_it_was():
     method = get_method("fedcal")
-    start = method.init(3, torch.Generator().manual_seed(0))
+    start = tensors(method.init(3, lambda: torch.Generator().manual_seed(0)))
     trained, steps = train_scaler(start, method.apply, *overconfident(7, 3, 0), Training())
     assert trained is start and steps == 0
 

@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from conversations import SPECS, converse, make_samples
 from fedcal import METHODS, FedCalError, Privacy
@@ -30,10 +29,10 @@ from fedcal.protocol.checks import (
 )
 
 SAMPLES = make_samples([60, 70, 80], 3)
-ONE = torch.ones((), dtype=torch.float64)
+ONE = np.ones(())
 
 
-SEVEN = torch.ones(7, dtype=torch.float64)  # in a fit's second round, a loss at each scale of a grid
+SEVEN = np.ones(7)  # in a fit's second round, a loss at each scale of a grid
 
 
 def second_round(spec: str = "fed-bias") -> tuple[Server, dict[str, Reply]]:
@@ -61,7 +60,7 @@ def test_honest_replies_pass(spec: str) -> None:
             assert all(value.dtype == like[key].dtype for key, value in reply.content.items())
 
 
-def with_tensor(name: str, value: torch.Tensor) -> Callable[[Reply], Reply]:
+def with_tensor(name: str, value: np.ndarray) -> Callable[[Reply], Reply]:
     return lambda reply: replace(reply, content={**reply.content, name: value})
 
 
@@ -74,9 +73,9 @@ REFUSED: dict[str, tuple[Callable[[Reply], Reply], str]] = {
         "site1's reply lacks '0/loss'",
     ),
     "nothing": (lambda r: replace(r, content={}), "site1's reply lacks"),
-    "another shape": (with_tensor("0/loss", torch.zeros(2).double()), "'0/loss' is torch.float64 of shape (2,), not"),
-    "another type": (with_tensor("0/loss", torch.zeros(())), "'0/loss' is torch.float32 of shape ()"),
-    "whole numbers": (with_tensor("0/loss", torch.zeros((), dtype=torch.int64)), "'0/loss' is torch.int64"),
+    "another shape": (with_tensor("0/loss", np.zeros(2)), "'0/loss' is float64 of shape (2,), not"),
+    "another type": (with_tensor("0/loss", np.zeros((), np.float32)), "'0/loss' is float32 of shape ()"),
+    "whole numbers": (with_tensor("0/loss", np.zeros((), np.int64)), "'0/loss' is int64"),
     "not a number": (with_tensor("0/loss", SEVEN * math.nan), "site1's reply: '0/loss' is not finite"),
     "infinite": (with_tensor("0/loss", SEVEN * math.inf), "site1's reply: '0/loss' is not finite"),
     "huge": (with_tensor("0/loss", SEVEN * 1e40), "site1's reply: '0/loss' reaches 1e+40"),
@@ -138,7 +137,7 @@ def test_what_a_client_declares_is_known() -> None:
 
 
 def test_a_message_is_measured_before_it_is_read() -> None:
-    like = {"x": torch.zeros(1000, dtype=torch.float64)}
+    like = {"x": np.zeros(1000)}
     check_bytes("site1", 8000 + HEADER, like)
     with pytest.raises(FedCalError, match=f"site1: {8001 + HEADER} bytes, where a reply has at most {8000 + HEADER}"):
         check_bytes("site1", 8001 + HEADER, like)
@@ -148,7 +147,7 @@ def test_a_message_is_measured_before_it_is_read() -> None:
 
 
 def reply_of(size: float, n: int = 1) -> Reply:
-    return Reply({"x": torch.tensor([0.0, -size])}, n, "x")
+    return Reply({"x": np.array([0.0, -size])}, n, "x")
 
 
 def test_scalers_far_from_the_others_are_outliers() -> None:
@@ -176,7 +175,7 @@ def test_clients_that_declared_their_logits_are_no_outliers() -> None:
 
 
 def test_empty_replies_are_no_outliers() -> None:
-    replies = {"a": reply_of(1), "b": Reply({}, 0, "x"), "c": Reply({"x": torch.empty(0)}, 1, "x")}
+    replies = {"a": reply_of(1), "b": Reply({}, 0, "x"), "c": Reply({"x": np.empty(0)}, 1, "x")}
     assert outliers(replies, additive=True, known={}) == {}
 
 
@@ -187,11 +186,11 @@ def request_of(query: Query, round: int = 1) -> Request:
     return Request("federation", round, query)
 
 
-def sums_at(family: str, at: Tensor, fold: int = -1) -> LinearSums:
+def sums_at(family: str, at: np.ndarray, fold: int = -1) -> LinearSums:
     return LinearSums((Points(family, fold, "full", at),))
 
 
-HISTOGRAM = Histogram(FoldMap("temperature", {-1: torch.ones(1, dtype=torch.float64)}))
+HISTOGRAM = Histogram(FoldMap("temperature", {-1: np.ones(1)}))
 UNASKED: list[tuple[str, Query, str]] = [
     ("fed-ts", Start(), "asks for Start, which fed-ts never does"),
     ("fed-bias", HISTOGRAM, "asks for Histogram, which fed-bias never does"),
@@ -201,9 +200,9 @@ UNASKED: list[tuple[str, Query, str]] = [
     ("fed-ts", Query(), "asks for Query"),
     ("fed-ts", Slope(math.nan), "not finite in '/b'"),
     ("fed-ts", Slope(math.inf), "not finite in '/b'"),
-    ("fed-bias", sums_at("bias", torch.full((1, 4), math.nan)), "not finite in '/points/0/at'"),
-    ("fed-bias", sums_at("bias", torch.zeros(1, 4).bool()), "holds torch.bool in '/points/0/at'"),
-    ("avg-t", FitScaler({"temperature": torch.ones((), dtype=torch.int64)}, 1), "holds torch.int64"),
+    ("fed-bias", sums_at("bias", np.full((1, 4), math.nan)), "not finite in '/points/0/at'"),
+    ("fed-bias", sums_at("bias", np.zeros((1, 4), bool)), "holds bool in '/points/0/at'"),
+    ("avg-t", FitScaler({"temperature": np.ones((), np.int64)}, 1), "holds int64"),
 ]
 
 
@@ -229,10 +228,10 @@ def test_microscopic_logits_make_huge_but_honest_requests() -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        sums_at("bias", torch.zeros(1, 7, dtype=torch.float64)),
-        sums_at("matrix", torch.zeros(1, 3, dtype=torch.float64)),
-        sums_at("bias", torch.zeros(4, dtype=torch.float64)),
-        sums_at("bias", torch.zeros(1, 4, dtype=torch.float64), fold=17),
+        sums_at("bias", np.zeros((1, 7))),
+        sums_at("matrix", np.zeros((1, 3))),
+        sums_at("bias", np.zeros(4)),
+        sums_at("bias", np.zeros((1, 4)), fold=17),
     ],
 )
 def test_a_request_that_does_not_fit_the_samples(query: Query) -> None:
@@ -250,7 +249,7 @@ def test_rounds_of_the_past_and_lost_states() -> None:
     second = server.request
     assert second is not None
     replies = [client.reply(second).content for _ in range(2)]  # the same, however often it is asked
-    assert all(torch.equal(replies[0][name], replies[1][name]) for name in replies[0])
+    assert all(np.array_equal(replies[0][name], replies[1][name]) for name in replies[0])
     with pytest.raises(FedCalError, match="round 1 is past: this client has replied to round 2 already"):
         client.reply(first)
     with pytest.raises(LostState, match="is gone: bring its state back, or start again"):

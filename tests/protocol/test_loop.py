@@ -5,7 +5,6 @@ import textwrap
 
 import numpy as np
 import pytest
-import torch
 
 import fedcal
 from conversations import LOGIT_METHODS
@@ -42,7 +41,7 @@ def test_the_printed_loop_is_calibrate(spec: str) -> None:
     scaler, expected = names["scaler"], fedcal.calibrate(samples, spec)
     assert isinstance(scaler, protocol.Scaler)
     assert scaler.params.keys() == expected.params.keys()
-    assert all(torch.equal(scaler.params[name], value) for name, value in expected.params.items())
+    assert all(np.array_equal(scaler.params[name], value) for name, value in expected.params.items())
     assert scaler.ledger == expected.ledger
 
 
@@ -62,12 +61,12 @@ def test_a_server_stops_and_goes_on_anywhere(spec: str) -> None:
             client.load_state_dict(kept[name])
     expected = fedcal.calibrate(samples, spec)
     found = server.scaler
-    assert all(torch.equal(found.params[name], value) for name, value in expected.params.items())
+    assert all(np.array_equal(found.params[name], value) for name, value in expected.params.items())
     assert found.ledger == expected.ledger
     for name, client in clients.items():
         personal = client.personalize(found)
         assert personal.keys() == expected.personal[name].keys()
-        assert all(torch.equal(personal[key], value) for key, value in expected.personal[name].items())
+        assert all(np.array_equal(personal[key], value) for key, value in expected.personal[name].items())
 
 
 def test_additive_clients_need_no_state() -> None:
@@ -78,7 +77,7 @@ def test_additive_clients_need_no_state() -> None:
         while (request := server.request) is not None:
             server.receive({name: protocol.Client(spec, *pair).reply(request) for name, pair in samples.items()})
         expected = fedcal.calibrate(samples, spec)
-        assert all(torch.equal(server.scaler.params[name], value) for name, value in expected.params.items()), spec
+        assert all(np.array_equal(server.scaler.params[name], value) for name, value in expected.params.items()), spec
 
 
 def test_lost_state_has_a_name() -> None:
@@ -100,7 +99,7 @@ def test_a_request_may_come_twice() -> None:
         request = server.request
         assert request is not None
         first, again = client.reply(request), client.reply(request)
-        assert all(torch.equal(first.content[name], value) for name, value in again.content.items())
+        assert all(np.array_equal(first.content[name], value) for name, value in again.content.items())
         server.receive({"site0": first})
 
 
@@ -118,7 +117,7 @@ def test_an_exact_fit_begins_again_without_a_lost_client() -> None:
         server.receive({name: client.reply(request) for name, client in clients.items()})
     del samples["site1"]
     expected = fedcal.calibrate(samples, "fed-bias")
-    assert torch.equal(server.scaler.params["bias"], expected.params["bias"])
+    assert np.array_equal(server.scaler.params["bias"], expected.params["bias"])
     assert server.ledger.restarts == 1
     assert server.ledger.rounds == 3 + expected.ledger.rounds
     assert not server.drop(["nobody"])
@@ -146,4 +145,4 @@ def test_a_restored_server_keeps_to_its_privacy_budget() -> None:
         server.receive({name: protocol.Client("fed-ts", *pair).reply(request) for name, pair in federation().items()})
     again.load_state_dict(server.state_dict())
     assert again.request is None and again.ledger.spent == server.ledger.spent == pytest.approx(0.9)
-    assert torch.equal(again.scaler.params["temperature"], server.scaler.params["temperature"])
+    assert np.array_equal(again.scaler.params["temperature"], server.scaler.params["temperature"])

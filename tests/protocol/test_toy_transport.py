@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from numpy.random import default_rng
 
 import fedcal
@@ -42,7 +42,7 @@ def test_a_toy_transport_gives_the_same_scaler(name: str, samples: Samples, pipe
     method = SHORT.get(name, name)
     scaler, expected = toy_transport.calibrate(pipes, method, n_classes=3), fedcal.calibrate(samples, method)
     assert scaler.params.keys() == expected.params.keys()
-    assert all(torch.equal(scaler.params[name], value) for name, value in expected.params.items())
+    assert all(np.array_equal(scaler.params[name], value) for name, value in expected.params.items())
     assert scaler.ledger == expected.ledger
 
 

@@ -51,7 +51,9 @@ def keep() -> Scaler:
     """fedcal-plus that keeps the order, with both confidence maps, whatever cross-fitting would have kept."""
     calibration = fitted("fedcal-plus", accuracy="keep")
     assert "order" in calibration.params
-    return replace(calibration, params=calibration.params | {name: value.double() for name, value in MAPPED.items()})
+    return replace(
+        calibration, params=calibration.params | {name: value.double().numpy() for name, value in MAPPED.items()}
+    )
 
 
 # --- PyTorch -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 import fedcal
 from conversations import LOGIT_METHODS
 from fedcal import Config, report
+from fedcal.base.arrays import tensors as tensors_of
 from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import read_json, read_tensors
 from fedcal.learn.local import copy_state, train_locally
@@ -240,7 +241,7 @@ def test_saved_scalers_serve_as_the_run_did(finished):
     assert about["method"] == "val-ts" and set(tensors) == {"global/temperature"}
     state = federation.assemble(SMALL.resolve())
     model, _ = read_tensors(folder / "model.safetensors")
-    state.model.load_state_dict(model)
+    state.model.load_state_dict(tensors_of(model))
     state.scalers = {"val-ts": fedcal.Scaler.load(folder / "scalers" / "val-ts.safetensors")}
     found = runs.summarise(state, federation.evaluate(state))
     known = results["methods"]["val-ts"]["global"]

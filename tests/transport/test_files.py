@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.numpy import load_file
 
 import fedcal
 from fedcal import METHODS, Scaler
@@ -67,10 +65,10 @@ class Shell:
         self.pipe.close()
 
 
-def make_samples(seed: int, n: int = 150, k: int = K) -> tuple[Tensor, Tensor]:
+def make_samples(seed: int, n: int = 150, k: int = K) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(n, k)) + np.eye(k)[seed % k]
-    return torch.from_numpy(3 * z), torch.from_numpy((z + rng.gumbel(size=z.shape)).argmax(1))
+    return 3 * z, (z + rng.gumbel(size=z.shape)).argmax(1)
 
 
 def write_site(path: Path, seed: int, n: int = 150, k: int = K) -> None:
@@ -78,7 +76,7 @@ def write_site(path: Path, seed: int, n: int = 150, k: int = K) -> None:
     np.savez(path, logits=logits, labels=labels)
 
 
-def samples_of_sites() -> dict[str, tuple[Tensor, Tensor]]:
+def samples_of_sites() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {site: make_samples(number) for number, site in enumerate(SITES)}
 
 
@@ -86,8 +84,8 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def bits(params: dict[str, Tensor]) -> dict[str, bytes]:
-    return {name: value.contiguous().numpy().tobytes() for name, value in params.items()}
+def bits(params: dict[str, np.ndarray]) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in params.items()}
 
 
 def command(line: str, code: int = 0) -> None:
@@ -254,7 +252,7 @@ def kept_in(path: str) -> Path:
 
 
 def first(tensors: dict[str, Any], value: float) -> None:
-    next(iter(tensors.values())).view(-1)[0] = value
+    next(iter(tensors.values())).flat[0] = value
 
 
 B2 = "dir/siteB-0002.safetensors"
@@ -268,28 +266,28 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "NaN": (change(B2, lambda t, _: first(t, float("nan"))), RECEIVE, "siteB's reply: "),
     "infinite": (change(B2, lambda t, _: first(t, float("inf"))), RECEIVE, "is not finite"),
     "value too large": (change(B2, lambda t, _: first(t, 1e40)), RECEIVE, "reaches 1e+40"),
-    "file too large": (change(B2, lambda t, _: t.update(x=torch.zeros(10**6))), RECEIVE, "not a reply of this round"),
+    "file too large": (change(B2, lambda t, _: t.update(x=np.zeros(10**6))), RECEIVE, "not a reply of this round"),
     "more than asked": (
-        change(B2, lambda t, _: t.update(x=torch.zeros(1))),
+        change(B2, lambda t, _: t.update(x=np.zeros(1))),
         RECEIVE,
         "siteB's reply should not hold 'x'",
     ),
     "less than asked": (change(B2, lambda t, _: t.pop(next(iter(t)))), RECEIVE, "siteB's reply lacks"),
     "nothing": (change(B2, lambda t, _: t.clear()), RECEIVE, "siteB's reply lacks"),
     "other shape": (
-        change(B2, lambda t, _: t.update({k: torch.zeros(9, dtype=torch.float64) for k in list(t)[:1]})),
+        change(B2, lambda t, _: t.update({k: np.zeros(9) for k in list(t)[:1]})),
         RECEIVE,
-        "torch.float64 of shape (9,), not",
+        "float64 of shape (9,), not",
     ),
     "other type": (
-        change(B2, lambda t, _: t.update({k: v.float() for k, v in t.items()})),
+        change(B2, lambda t, _: t.update({k: v.astype(np.float32) for k, v in t.items()})),
         RECEIVE,
-        "is torch.float32",
+        "is float32",
     ),
     "other n": (change(B2, lambda _, h: h.update(n=10**6)), RECEIVE, "declares 1000000 samples, but 150"),
     "n not a number": (change(B2, lambda _, h: h.update(n="many")), RECEIVE, "declares 'many' samples"),
     "n in a first reply": (
-        change("other/siteB-0001.safetensors", lambda t, _: t["n"].fill_(10**6)),
+        change("other/siteB-0001.safetensors", lambda t, _: t["n"].fill(10**6)),
         OTHER,
         "siteB's reply: 'n' counts 1e+06 samples, but 150 are declared",
     ),

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
@@ -54,16 +52,16 @@ MODEL_ARRAYS = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
 Lie = Callable[[Reply], Reply]
 
 
-def told(name: str, change: Callable[[Tensor], Tensor]) -> Lie:
+def told(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Lie:
     """Another value in the reply, where it has one of that name."""
     return lambda r: replace(r, content={k: change(v) if k == name else v for k, v in r.content.items()})
 
 
-def less(index: Any, value: float) -> Callable[[Tensor], Tensor]:
+def less(index: Any, value: float) -> Callable[[np.ndarray], np.ndarray]:
     """The tensor with another value at that place."""
 
-    def change(tensor: Tensor) -> Tensor:
-        tensor = tensor.clone()
+    def change(tensor: np.ndarray) -> np.ndarray:
+        tensor = tensor.copy()
         tensor[index] = value
         return tensor
 
@@ -82,12 +80,12 @@ LIES: dict[str, tuple[str, Lie, str]] = {  # method, what eve sends instead, and
     "a negative histogram": ("fed-hist", told("histogram", lambda v: -v), "negative count"),
     "more hits than samples": (
         "fed-hist",
-        told("histogram", lambda v: v * torch.tensor([1.0, 9, 1, 1, 1])[:, None]),
+        told("histogram", lambda v: v * np.array([1.0, 9, 1, 1, 1])[:, None]),
         "more hits",
     ),
     "confidences of any size": (
         "fed-hist",
-        told("histogram", lambda v: v * torch.tensor([1.0, 1, 9, 1, 1])[:, None]),
+        told("histogram", lambda v: v * np.array([1.0, 1, 9, 1, 1])[:, None]),
         "outside",
     ),
     "a temperature of 0": ("avg-t", told("temperature", lambda v: v * 0), "is 0, where a fit gives 0.05 to 20"),
@@ -106,7 +104,7 @@ def without_eve(spec: str) -> Scaler:
 
 
 def same(one: Scaler, other: Scaler) -> bool:
-    return all(torch.equal(one.params[name], value) for name, value in other.params.items())
+    return all(np.array_equal(one.params[name], value) for name, value in other.params.items())
 
 
 @lies
@@ -129,7 +127,7 @@ def test_in_memory(lie: tuple[str, Lie, str]) -> None:
 
 
 def _differ(lied: Reply, honest: Reply) -> bool:
-    return lied.n != honest.n or any(not torch.equal(lied.content[k], v) for k, v in honest.content.items())
+    return lied.n != honest.n or any(not np.array_equal(lied.content[k], v) for k, v in honest.content.items())
 
 
 @lies
@@ -158,7 +156,7 @@ def test_by_files(tmp_path: Path, lie: tuple[str, Lie, str]) -> None:
 # --- Flower --------------------------------------------------------------------------------------------------------------
 
 
-def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
+def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[np.ndarray, np.ndarray]:
     return (TESTED if split == "test" else SAMPLES)[str(context.node_config["name"])]
 
 
@@ -218,11 +216,11 @@ def test_over_flower(lie: tuple[str, Lie, str]) -> None:
     assert same(strategy.scaler, without_eve(spec))
 
 
-Tensors = dict[str, Tensor]
+Tensors = dict[str, np.ndarray]
 MEASURED: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {  # what eve says that she has measured
     "seven bins": (lambda t: _measured(7), "3 classes in 7 bins, not 3 in 15"),
     "more correct than samples": (
-        lambda t: {**t, "own/counts": torch.tensor([50, 182_000, 182_000])},
+        lambda t: {**t, "own/counts": np.array([50, 182_000, 182_000])},
         "182000 correct",
     ),
     "a negative count": (lambda t: {**t, "own/classes": -t["own/classes"]}, "negative"),
@@ -238,9 +236,9 @@ MEASURED: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {  # what eve sa
         "outside of its bins",
     ),
     "a summed confidence of any size": (lambda t: {**t, "own/sums": t["own/sums"] * 100}, "sum of confidences"),
-    "a loss that is no number": (lambda t: {**t, "own/sums": t["own/sums"] * torch.nan}, "not finite"),
-    "a loss of 1e15": (lambda t: {**t, "own/sums": t["own/sums"] + torch.tensor([1e15, 0, 0])}, "a loss of 2e+13"),
-    "a negative loss": (lambda t: {**t, "own/sums": t["own/sums"] * torch.tensor([-1, 1, 1])}, "negative"),
+    "a loss that is no number": (lambda t: {**t, "own/sums": t["own/sums"] * np.nan}, "not finite"),
+    "a loss of 1e15": (lambda t: {**t, "own/sums": t["own/sums"] + np.array([1e15, 0, 0])}, "a loss of 2e+13"),
+    "a negative loss": (lambda t: {**t, "own/sums": t["own/sums"] * np.array([-1, 1, 1])}, "negative"),
     "other samples in one view": (lambda t: t | _view(SAMPLES["eve"], "own"), "other samples"),
 }
 
@@ -251,19 +249,19 @@ def _measured(bins: int) -> Tensors:
     return unpack(pack_measured("eve", Measured.of("eve", dict.fromkeys(VIEWS, z), y, bins)))[0]
 
 
-def _mixed(sums: Tensor) -> Tensor:
+def _mixed(sums: np.ndarray) -> np.ndarray:
     """The confidences of the bins in another order."""
-    return torch.cat([sums[:2], sums[2:].flip(1)])
+    return np.concatenate([sums[:2], sums[2:, ::-1]])
 
 
-def _row(row: int, factor: int) -> Tensor:
-    return torch.tensor([factor if i == row else 1 for i in range(4)])[:, None]
+def _row(row: int, factor: int) -> np.ndarray:
+    return np.array([factor if i == row else 1 for i in range(4)])[:, None]
 
 
-def _view(pair: tuple[Tensor, Tensor], view: str) -> Tensors:
+def _view(pair: tuple[np.ndarray, np.ndarray], view: str) -> Tensors:
     from fedcal.measure.tally import Tally
 
-    return {f"{view}/{name}": value for name, value in Tally.of(*pair).to_tensors().items()}
+    return {f"{view}/{name}": value for name, value in Tally.of(*pair).to_arrays().items()}
 
 
 @pytest.mark.parametrize("lie", MEASURED.values(), ids=MEASURED.keys())
@@ -337,8 +335,8 @@ def test_remarks_are_few_and_short() -> None:
 
 # --- a malicious server ----------------------------------------------------------------------------------------------------
 
-MATRIX = Points("matrix", ALL, "none", torch.ones(1, K * (K + 1), dtype=torch.float64))
-START = FitScaler({"temperature": torch.ones((), dtype=torch.float64)}, 0)
+MATRIX = Points("matrix", ALL, "none", np.ones((1, K * (K + 1))))
+START = FitScaler({"temperature": np.ones(())}, 0)
 ATTACKS: dict[str, tuple[str, Any, str]] = {  # the second request of a fed-ts federation, and words of the refusal
     "every logit and label": ("val-ts", START, "val-ts sends every logit and label: refused"),
     "gradients of a matrix": (
@@ -355,7 +353,7 @@ ATTACKS: dict[str, tuple[str, Any, str]] = {  # the second request of a fed-ts f
 def test_a_site_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], attack: tuple[str, Any, str]) -> None:
     spec, query, words = attack
     z, y = SAMPLES["anna"]
-    np.savez(tmp_path / "anna.npz", logits=z.numpy(), labels=y.numpy())
+    np.savez(tmp_path / "anna.npz", logits=z, labels=y)
     plan = Plan(get_method("fed-ts"), K)
     (tmp_path / "first").write_bytes(pack_request(plan, Request(plan.federation, 1, Slope(1.0)), ["anna"]))
     other = replace(plan, method=get_method(spec))
@@ -386,7 +384,7 @@ def test_a_site_may_pool_if_it_says_so(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text("allow_pooling = true\nmin_count = 3\n")
     for site, given in {"anna": ["--allow-pooling"], "bert": ["--policy", str(tmp_path / "policy.toml")]}.items():
         z, y = SAMPLES[site]
-        np.savez(tmp_path / f"{site}.npz", logits=z.numpy(), labels=y.numpy())
+        np.savez(tmp_path / f"{site}.npz", logits=z, labels=y)
         command = ["client", "reply", str(tmp_path / "request-0001.safetensors"), str(tmp_path / f"{site}.npz")]
         assert call(command) == 2 and call([*command, *given]) == 0
     files.receive(tmp_path, [tmp_path / f"{site}-0001.safetensors" for site in ("anna", "bert")])
@@ -416,7 +414,9 @@ def test_a_node_refuses(attack: tuple[str, Any, str]) -> None:
 def test_a_node_measures_one_scaler_on_one_model() -> None:
     """In few bins; whatever is refused costs nothing, and what was measured is told again."""
     grid, plan = grid_of(make_app()), Plan(get_method("fed-ts"), K)
-    scalers = [pack_scaler(plan, Scaler(plan.method, {"temperature": torch.tensor(t).double()}, K)) for t in (1.0, 2.0)]
+    scalers = [
+        pack_scaler(plan, Scaler(plan.method, {"temperature": np.array(t).astype(float)}, K)) for t in (1.0, 2.0)
+    ]
     many = sent(grid, scalers[0], "measure", 3_000_000)
     assert many.has_error() and "asks for 3000000 bins, where this site gives at most 100" in many.error.reason
     first, again = (sent(grid, scalers[0], "measure", 15).content[REPLY][DATA] for _ in range(2))
@@ -434,7 +434,7 @@ def test_a_node_of_few_samples_tells_nothing_of_them() -> None:
         sent(grid, pack_request(plan, Request(plan.federation, 1, Slope(1.0)))).content[REPLY][DATA]
     )
     assert reply.n == 0 and not reply.content
-    scaler = pack_scaler(plan, Scaler(plan.method, {"temperature": torch.ones(()).double()}, K))
+    scaler = pack_scaler(plan, Scaler(plan.method, {"temperature": np.ones(()).astype(float)}, K))
     tensors, _ = unpack(sent(grid, scaler, "measure", 15).content[REPLY][DATA])
     assert all(int(tensors[f"{view}/counts"].sum()) == 0 for view in ("uncal", "local", "own"))
 

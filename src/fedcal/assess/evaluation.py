@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedcal.assess.disclose import Cell, blank, families, hidden_cells
 from fedcal.assess.groups import Groups, check_groups, names_of, rows_of
@@ -16,6 +15,7 @@ from fedcal.assess.measures import measure
 from fedcal.assess.spread import spread
 from fedcal.assess.sums import ScoreSums, all_thresholds
 from fedcal.assess.verdict import verdict
+from fedcal.base.arrays import Array
 from fedcal.base.checks import check_kind, check_whole, look_like_probs, warn_of_probs
 from fedcal.base.store import write_json
 from fedcal.data.samples import check_clients
@@ -37,7 +37,7 @@ class SiteSums:
     groups: dict[str, ScoreSums]
 
     @classmethod
-    def of(cls, logits: Tensor, labels: Tensor, groups: Groups, thresholds: np.ndarray, min_count: int = 0) -> SiteSums:
+    def of(cls, logits: Array, labels: Array, groups: Groups, thresholds: np.ndarray, min_count: int = 0) -> SiteSums:
         """The sums of a site's samples.
 
         Args:
@@ -143,14 +143,14 @@ def evaluate(
         raise FedCalError("personal needs a scaler, whose personal parts are meant")
     by_site = check_groups(groups, {name: len(labels) for name, (_, labels) in samples.items()}, sites)
 
-    def calibrated(name: str, logits: Tensor) -> Tensor:
+    def calibrated(name: str, logits: Array) -> Array:
         return logits if scaler is None else scaler.apply(logits, name if personal else None, probs=False)
 
     return evaluate_samples(samples, calibrated, by_site, name_classes(found), thresholds, min_count)
 
 
 def evaluate_samples(
-    samples: Mapping[str, tuple[Tensor, Tensor]],
+    samples: Mapping[str, tuple[Array, Array]],
     view: View,
     groups: Mapping[str, Groups],
     classes: Sequence[str] = (),

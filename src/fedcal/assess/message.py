@@ -63,9 +63,9 @@ class SiteMessage:
         Raises:
             FedCalError: a name is too long, or cannot be shown.
         """
-        tensors = nest("total", self.sums.total.to_tensors())
+        tensors = nest("total", self.sums.total.to_arrays())
         for i, part in enumerate(self.sums.groups.values()):
-            tensors |= nest(f"group-{i}", part.to_tensors())
+            tensors |= nest(f"group-{i}", part.to_arrays())
         about = {
             "kind": KIND,
             "schema": SCHEMA,
@@ -101,8 +101,8 @@ class SiteMessage:
             )
         if len(tensors) != (1 + len(groups)) * len(PARTS):
             raise FedCalError("not the sums of an evaluation: some are missing, or have no place")
-        total = ScoreSums.from_tensors(unnest("total", tensors), k, at)
-        parts = {group: ScoreSums.from_tensors(unnest(f"group-{i}", tensors), k, at) for i, group in enumerate(groups)}
+        total = ScoreSums.from_arrays(unnest("total", tensors), k, at)
+        parts = {group: ScoreSums.from_arrays(unnest(f"group-{i}", tensors), k, at) for i, group in enumerate(groups)}
         for some in variables.values():
             if some and not reduce(add, (parts[group] for group in some)).within(total):
                 raise FedCalError(f"{site}: its groups hold more samples than the site")

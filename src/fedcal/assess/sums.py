@@ -14,9 +14,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import Array, Params, log_softmax, put
 from fedcal.errors import FedCalError
 from fedcal.measure.metrics import rank_of_label, squared_error
 from fedcal.measure.possible import HIGHEST, SLACK, odd_bins
@@ -30,7 +29,7 @@ TIED = 1e-6  # of a bin's width: scores that differ by less are one score
 TABLE = np.linspace(0.1, 0.9, 9).round(2)  # thresholds of the table
 CURVE = np.linspace(0.01, 0.99, 99).round(2)  # thresholds of the decision curve
 MOST_THRESHOLDS = 100  # that may be asked for
-PARTS = ("samples", "cells", "moments", "above", "bins")  # of the sums as tensors
+PARTS = ("samples", "cells", "moments", "above", "bins")  # of the sums as arrays
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,14 @@ class ScoreSums:
     bins: Reliability  # of the top class
 
     @classmethod
-    def of(cls, logits: Tensor, labels: Tensor, thresholds: np.ndarray = CURVE) -> ScoreSums:
+    def of(cls, logits: Array, labels: Array, thresholds: np.ndarray = CURVE) -> ScoreSums:
         """The sums of calibrated logits (N, K) and labels (N,), block by block to save memory."""
         k = logits.shape[1]
         total = cls.empty(k, thresholds)
         bins = total.bins
         for z, y in blocks(logits, labels):
             if len(y):
-                bins += total._add_block(z.double(), y)
+                bins += total._add_block(z.astype(float, "C", copy=False), y)
         return replace(total, bins=bins)
 
     @classmethod
@@ -117,24 +116,24 @@ class ScoreSums:
             Reliability.empty(),
         )
 
-    def _add_block(self, z: Tensor, labels: Tensor) -> Reliability:
+    def _add_block(self, z: Array, labels: Array) -> Reliability:
         """Add samples to the arrays; returns their reliability."""
-        if not z.isfinite().all():
+        if not np.isfinite(z).all():
             raise FedCalError("logits are not finite: check the model, or the scaler")
-        log_p = z.log_softmax(dim=1)
-        p, right = log_p.exp(), rank_of_label(z, labels) == 0
+        log_p = log_softmax(z, 1)
+        p, right = np.exp(log_p), rank_of_label(z, labels) == 0
         nll, brier = (
-            -log_p.gather(1, labels[:, None])[:, 0],
+            -log_p[np.arange(len(labels)), labels],
             squared_error(p, labels) / (2 if self.n_classes == 2 else 1),
         )
         powers = [float((v**power).sum()) for v in (nll, brier) for power in (1, 2, 3)]
         self.samples[:] += [len(labels), float(right.sum()), *powers]
-        odds, of_class = log_odds(z), torch.nn.functional.one_hot(labels, self.n_classes).bool()
+        odds, of_class = log_odds(z), labels[:, None] == np.arange(self.n_classes)
         if self.n_classes == 2:
-            x, y = odds[:, 1:].numpy(), of_class[:, 1:].numpy()
+            x, y = odds[:, 1:], of_class[:, 1:]
         else:  # the top class is the last row
-            x = torch.cat([odds, odds.amax(1, keepdim=True)], dim=1).numpy()
-            y = torch.cat([of_class, right[:, None]], dim=1).numpy()
+            x = np.concatenate([odds, odds.max(1, keepdims=True)], 1)
+            y = np.concatenate([of_class, right[:, None]], 1)
         at, rows = grid(self.n_classes), x.shape[1]
         bins, first = len(at.middle), 2 * np.arange(rows)
         x = np.clip(x, -LIMIT, LIMIT)
@@ -146,12 +145,12 @@ class ScoreSums:
             found = np.bincount(cell, offset**power if power else None, size)
             self.moments[..., power] += found.reshape(rows, 2, bins)
         # The number of thresholds that a probability reaches, counted, gives the samples above each of them.
-        probs = p[:, 1:].numpy() if self.n_classes == 2 else torch.cat([p, p.amax(1, keepdim=True)], dim=1).numpy()
+        probs = p[:, 1:] if self.n_classes == 2 else np.concatenate([p, p.max(1, keepdims=True)], 1)
         width = len(self.thresholds) + 1
         reached = np.searchsorted(self.thresholds, probs, side="right")
         counts = np.bincount(((first + y) * width + reached).ravel(), None, rows * 2 * width).reshape(rows, 2, width)
         self.above[:] += counts[..., ::-1].cumsum(-1)[..., ::-1][..., 1:]
-        return Reliability.of_top(p.amax(1).numpy(), right.numpy(), equal_width(15))
+        return Reliability.of_top(p.max(1), right, equal_width(15))
 
     def __add__(self, other: ScoreSums) -> ScoreSums:
         if self.n_classes != other.n_classes or not np.array_equal(self.thresholds, other.thresholds):
@@ -196,20 +195,20 @@ class ScoreSums:
 
     # --- on the wire ----------------------------------------------------------------------------------------------------
 
-    def to_tensors(self) -> dict[str, Tensor]:
-        """A flat dict of tensors, with the bins that are not empty. `from_tensors` makes exactly these sums of it."""
+    def to_arrays(self) -> Params:
+        """A flat dict of arrays, with the bins that are not empty. `from_arrays` makes exactly these sums of it."""
         cells = np.flatnonzero(self.moments[..., 0])
         return {
-            "samples": torch.from_numpy(self.samples.copy()),
-            "cells": torch.from_numpy(cells),
-            "moments": torch.from_numpy(self.moments.reshape(-1, 3)[cells]),
-            "above": torch.from_numpy(self.above.copy()),
-            "bins": torch.from_numpy(self.bins.sums()),
+            "samples": self.samples.copy(),
+            "cells": cells,
+            "moments": self.moments.reshape(-1, 3)[cells],
+            "above": self.above.copy(),
+            "bins": self.bins.sums(),
         }
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], n_classes: int, thresholds: np.ndarray = CURVE) -> ScoreSums:
-        """Read what `to_tensors` gave; it may come from a stranger.
+    def from_arrays(cls, arrays: Mapping[str, Array], n_classes: int, thresholds: np.ndarray = CURVE) -> ScoreSums:
+        """Read what `to_arrays` gave; it may come from a stranger.
 
         Raises:
             FedCalError: shapes, types or counts are not those of such sums.
@@ -218,17 +217,17 @@ class ScoreSums:
         whole = {"cells", "above", "bins"}
         wrong = [
             name for name in PARTS
-            if name not in tensors or tensors[name].dtype != (torch.int64 if name in whole else torch.float64)
+            if name not in arrays or arrays[name].dtype != (np.int64 if name in whole else np.float64)
         ]  # fmt: skip
         if wrong:
             raise FedCalError(f"not the sums of an evaluation: {wrong[0]!r} is missing or of another type")
-        samples, cells, moments, above, bins = (tensors[name].numpy() for name in PARTS)
+        samples, cells, moments, above, bins = (arrays[name] for name in PARTS)
         size = found.moments[..., 0].size
         shapes = ((8,), cells.shape[:1], (len(cells) if cells.ndim else 0, 3), found.above.shape, (4, 15))
         for name, shape in zip(PARTS, shapes, strict=True):
-            if tuple(tensors[name].shape) != shape:
+            if arrays[name].shape != shape:
                 raise FedCalError(
-                    f"not the sums of an evaluation: {name!r} has shape {tuple(tensors[name].shape)}, not {shape}"
+                    f"not the sums of an evaluation: {name!r} has shape {arrays[name].shape}, not {shape}"
                 )
         if len(np.unique(cells)) < len(cells) or (len(cells) and not 0 <= cells.min() <= cells.max() < size):
             raise FedCalError("not the sums of an evaluation: its bins are doubled or beyond the last")
@@ -290,18 +289,17 @@ class ScoreSums:
         return all((part <= of).all() for part, of in pairs)
 
 
-def log_odds(z: Tensor) -> Tensor:
+def log_odds(z: Array) -> Array:
     """log p/(1 − p) of every class, without loss of digits where p is close to 1."""
     if z.shape[1] == 2:
         odds = z[:, 1] - z[:, 0]
-        return torch.stack([-odds, odds], dim=1)
-    shifted = z - z.amax(dim=1, keepdim=True)
-    parts = shifted.exp()
-    top = parts.argmax(dim=1, keepdim=True)
-    others = parts.sum(dim=1, keepdim=True) - parts  # of the top class this loses digits: its own sum follows
-    rest = parts.scatter(1, top, 0.0).sum(dim=1, keepdim=True)
-    others = others.scatter(1, top, rest).clamp_min(1e-300)
-    return shifted - others.log()
+        return np.stack([-odds, odds], 1)
+    shifted = z - z.max(1, keepdims=True)
+    parts = np.exp(shifted)
+    top = parts.argmax(1)[:, None]
+    others = parts.sum(1, keepdims=True) - parts  # of the top class this loses digits: its own sum follows
+    rest = put(parts, top, 0.0).sum(1, keepdims=True)
+    return shifted - np.log(np.maximum(put(others, top, rest), 1e-300))
 
 
 def all_thresholds(asked: Sequence[float] | Any) -> np.ndarray:

@@ -3,7 +3,7 @@
 Scores are logits or, where the caller says so (`probs`), probabilities. A 1-D array or a single column is binary: a
 decision score of class 1, or P(class 1).
 
-Every function returns tensors, and raises `FedCalError` with one line that names the offending value.
+Every function returns arrays, and raises `FedCalError` with one line that names the offending value.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedcal.base.labels import as_labels, find_classes, refuse_masked, to_columns
+from fedcal.base.arrays import Array, as_array, double, namespace
+from fedcal.base.labels import NUMBERS, as_labels, find_classes, refuse_masked, to_columns
 from fedcal.errors import FedCalError, FedCalWarning, unknown
 
 SPREAD = (
     1e15  # what a logit may lie below its row's top one; squares of more, summed up, would lose all digits of the rest
 )
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
-SMALLEST = torch.finfo(torch.float32).tiny  # a probability of 0 counts as this
+SMALLEST = float(np.finfo(np.float32).tiny)  # a probability of 0 counts as this
 OURS = (
     str(Path(__file__).parents[1]),
     contextlib.__file__,
@@ -42,85 +41,82 @@ RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them hol
 }
 
 
-def as_tensor(values: Any, what: str) -> Tensor:
-    """An array-like as a tensor on the CPU (no copy where none is needed)."""
+def check_array(values: Any, what: str) -> Array:
+    """Real numbers, given as an array, a tensor or a list, as an array (no copy where none is needed)."""
     refuse_masked(values, what)
     try:
-        array = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(_plain(np.asarray(values)))
+        array = as_array(values)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: {reason}") from None
-    if array.is_complex() or array.dtype == torch.bool:
+    if array.dtype.kind not in NUMBERS:
+        raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: of {array.dtype}")
+    if array.dtype.kind == "b":
         raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
-    """What torch can share: this machine's byte order, forward strides, writable."""
-    return np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
-
-
-def check_matrix(values: Any, what: str, probs: bool = False) -> Tensor:
+def check_matrix(values: Any, what: str, probs: bool = False) -> Array:
     """(N, K) real numbers, K ≥ 2, floating point; binary scores as two columns."""
-    matrix = as_tensor(values, what)
+    matrix = check_array(values, what)
     if matrix.ndim not in (1, 2) or (matrix.ndim == 2 and matrix.shape[1] < 1):
         raise FedCalError(
             f"{what} must have shape (samples, classes), or (samples,) of two classes, not {tuple(matrix.shape)}"
         )
-    if matrix.dtype == torch.bfloat16:  # which NumPy does not have
-        matrix = matrix.float()
-    return two_columns(matrix if matrix.is_floating_point() else matrix.double(), probs)
+    return two_columns(matrix if matrix.dtype.kind == "f" else matrix.astype(float), probs)
 
 
-def two_columns(scores: Tensor, probs: bool) -> Tensor:
+def two_columns(scores: Any, probs: bool) -> Any:
     """Binary scores, 1-D or a single column, as two columns: [0, s] of a decision score, [1 − p, p] of P(class 1).
 
-    More columns are left as they are. Traced graphs may hold this.
+    More columns are left as they are. Takes an array or a tensor; traced graphs may hold this.
     """
     if scores.ndim == 2 and scores.shape[1] > 1:
         return scores
-    one = scores.reshape(-1)
+    one, xp = scores.reshape(-1), namespace(scores)
     if probs:
-        one = one.double()  # so that 1 − p is exact; float32 may lie a rounding error beyond 1
-        one = torch.where((one > 1) & (one <= 1 + 1e-6), torch.ones_like(one), one)
-    return torch.stack([1 - one if probs else torch.zeros_like(one), one], dim=1)
+        one = double(one)  # so that 1 − p is exact; float32 may lie a rounding error beyond 1
+        one = xp.where((one > 1) & (one <= 1 + 1e-6), xp.ones_like(one), one)
+    return xp.stack([1 - one if probs else xp.zeros_like(one), one], 1)
 
 
-def check_logits(values: Any, what: str = "logits") -> Tensor:
+def check_logits(values: Any, what: str = "logits") -> Array:
     """(N, K) finite numbers, no two in a row further apart than SPREAD (those beyond are moved up to it)."""
     logits = check_matrix(values, what)
-    low, high = torch.aminmax(logits) if logits.numel() else (torch.zeros(()), torch.zeros(()))  # NaN shows in both
-    if not math.isfinite(float(low)) or not math.isfinite(float(high)):
-        bad = (~torch.isfinite(logits)).any(dim=1)
-        row = int(bad.nonzero()[0])
+    low, high = (float(logits.min()), float(logits.max())) if logits.size else (0.0, 0.0)  # NaN shows in both
+    if not math.isfinite(low) or not math.isfinite(high):
+        bad = (~np.isfinite(logits)).any(1)
+        row = int(bad.argmax())
         raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity ({int(bad.sum())} such rows)")
-    return logits if max(-float(low), float(high)) <= SPREAD else within_spread(logits)
+    with np.errstate(over="ignore"):  # what overflows is moved up
+        return logits if max(-low, high) <= SPREAD else within_spread(logits)
 
 
-def within_spread(logits: Tensor) -> Tensor:
+def within_spread(logits: Any) -> Any:
     """Rows with numbers beyond all measure, counted from their top one: sums and squares of the rest stay finite.
 
-    Traced graphs may hold this.
+    Takes an array or a tensor; traced graphs may hold this.
     """
-    far = (logits.abs() > SPREAD).any(dim=1, keepdim=True)
-    rows = logits - logits.amax(dim=1, keepdim=True)
-    return torch.where(far, rows.clamp_min(-SPREAD), logits)
+    xp = namespace(logits)
+    far = (abs(logits) > SPREAD).any(1)[:, None]
+    rows = logits - xp.amax(logits, 1)[:, None]
+    return xp.where(far, xp.clip(rows, -SPREAD, None), logits)
 
 
-def check_probs(values: Any, what: str = "probs") -> Tensor:
+def check_probs(values: Any, what: str = "probs") -> Array:
     """(N, K) probabilities: within [0, 1], each row adding up to 1; P(class 1) alone as two columns."""
     probs = check_matrix(values, what, probs=True)
     if not len(probs):
         return probs
-    sums = probs @ torch.ones(probs.shape[1], dtype=probs.dtype)  # a NaN or an infinity shows in its row's sum
-    low, high = (float(x) for x in torch.aminmax(probs))
-    off = (sums - 1).abs_() > ROW_SUM_TOLERANCE
+    sums = probs @ np.ones(probs.shape[1], probs.dtype)  # a NaN or an infinity shows in its row's sum
+    low, high = float(probs.min()), float(probs.max())
+    off = np.abs(sums - 1) > ROW_SUM_TOLERANCE
     if not np.isfinite(float(sums.sum())):
-        row = int((~torch.isfinite(sums)).nonzero()[0])
+        row = int((~np.isfinite(sums)).argmax())
         raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity")
     if low < 0 or high > 1 + 1e-6 or off.any():
         fault = (
-            f"row {int(off.nonzero()[0])} sums to {float(sums[off][0]):.4g}"
+            f"row {int(off.argmax())} sums to {float(sums[off][0]):.4g}"
             if off.any()
             else f"range {low:.4g} to {high:.4g}"
         )
@@ -128,12 +124,13 @@ def check_probs(values: Any, what: str = "probs") -> Tensor:
     return probs
 
 
-def log_probs(probs: Tensor) -> Tensor:
-    """Probabilities as logits, in float64. Traced graphs may hold this."""
-    return probs.double().clamp_min(SMALLEST).log()
+def log_probs(probs: Any) -> Any:
+    """Probabilities as logits, in float64. Takes an array or a tensor; traced graphs may hold this."""
+    xp = namespace(probs)
+    return xp.log(xp.clip(double(probs), SMALLEST, None))
 
 
-def as_logits(values: Any, probs: bool | None = False) -> Tensor:
+def as_logits(values: Any, probs: bool | None = False) -> Array:
     """Scores as (N, K) logits: the one definition of what logits and probabilities are taken as.
 
     Logits stay of the type they came in, which saves memory; the logarithms of probabilities are float64.
@@ -148,7 +145,7 @@ def check_kind(probs: Any) -> bool | None:
     raise FedCalError(f"probs must be True or False (are the scores probabilities?), not {type(probs).__name__}")
 
 
-def look_like_probs(logits: Tensor) -> bool:
+def look_like_probs(logits: Array) -> bool:
     """Whether what was given as logits is never negative and every row adds up to one, or is one column within [0, 1]."""
     if not len(logits) or float(logits[0].min()) < 0:  # most logits show it in their first row
         return False
@@ -157,8 +154,8 @@ def look_like_probs(logits: Tensor) -> bool:
     return _add_up(logits[:1]) and float(logits.min()) >= 0 and _add_up(logits)
 
 
-def _add_up(rows: Tensor) -> bool:
-    return bool(((rows.sum(dim=1, dtype=torch.float64) - 1).abs() < ROW_SUM_TOLERANCE).all())
+def _add_up(rows: Array) -> bool:
+    return bool((np.abs(rows.sum(1, dtype=float) - 1) < ROW_SUM_TOLERANCE).all())
 
 
 def warn_of_probs() -> None:
@@ -177,13 +174,13 @@ def warn_user(message: str) -> None:
     warnings.warn(message, FedCalWarning, stacklevel=level)
 
 
-def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "labels", classes: Any = None) -> Tensor:
+def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "labels", classes: Any = None) -> Array:
     """The column of each label, as many as there are rows: integers in 0 … K−1, or any of `classes`, if given."""
     labels = as_labels(values, what)
     if len(labels) != n_samples:
         raise FedCalError(f"{len(labels)} {what} for {n_samples} rows: they must be as many")
     if classes is not None:
-        return torch.from_numpy(to_columns(labels, classes))
+        return to_columns(labels, classes)
     if labels.dtype.kind == "U":
         raise FedCalError(
             f"{what} are strings, such as {str(labels[0])!r}: "
@@ -200,16 +197,16 @@ def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "label
         raise FedCalError(
             f"{what} must lie in 0..{n_classes - 1}: found {worst}; or name them by `classes` (--classes at the command line)"
         )
-    return torch.from_numpy(_plain(labels.astype(np.int64, copy=False)))
+    return np.ascontiguousarray(labels, np.int64)
 
 
-def check_measured(probs: Any, labels: Any, classes: Any = None) -> tuple[Tensor, Tensor]:
+def check_measured(probs: Any, labels: Any, classes: Any = None) -> tuple[Array, Array]:
     """Probabilities and labels to measure: what every metric takes."""
     probs = check_probs(probs)
     return probs, check_labels_alone(labels, len(probs), probs.shape[1], classes)
 
 
-def check_labels_alone(values: Any, n_samples: int, n_classes: int, classes: Any = None) -> Tensor:
+def check_labels_alone(values: Any, n_samples: int, n_classes: int, classes: Any = None) -> Array:
     """The column of each label of a set that is seen by itself: to be measured, or at its site.
 
     Numbers are columns, whatever their values: labels that are missing from this set must not change what the others

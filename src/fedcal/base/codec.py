@@ -11,27 +11,26 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from safetensors.torch import load, save
-from torch import Tensor
+import numpy as np
+from safetensors.numpy import load, save
 
+from fedcal.base.arrays import Params, as_array
 from fedcal.base.schema import Anything, Exactly, ListOf, MapOf, Number, Record, Text, Tuple, check
 from fedcal.errors import FedCalError
 
 DEEPEST = 32  # levels of JSON: ours have about ten
 MOST_DIGITS = 20  # of a whole number: 64 bits
 MOST_HEADER = 64 << 20  # bytes of a file's header
-KINDS = ("BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64")
+KINDS = ("BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "F32", "F64")
 BLANK = "0" * 32  # stands for the digest while it is computed
 _SEAL = re.compile(rb'\{"__metadata__":\{"fedcal":"\{\\"digest\\": \\"([0-9a-f]{32})\\"')  # how every header begins
 _LENGTH = Number(0, 2**40, whole=True)
 _TENSOR = Record({"dtype": Exactly(KINDS), "shape": ListOf(_LENGTH), "data_offsets": Tuple((_LENGTH, _LENGTH))})
 _OUTER = MapOf(_TENSOR, any=True)
 _INNER = Record({"digest": Text(32), "about": MapOf(Anything()), "order": ListOf(Text(any=True))})
-
-Tensors = dict[str, Tensor]
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -117,17 +116,17 @@ def _check_depth(value: Any) -> None:
     raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
-# --- tensors ---------------------------------------------------------------------------------------------------------
+# --- arrays ---------------------------------------------------------------------------------------------------------
 
 
-def pack(tensors: Tensors, about: dict[str, Any]) -> bytes:
-    """Return tensors and JSON values as safetensors bytes: the same for the same content.
+def pack(tensors: Mapping[str, Any], about: dict[str, Any]) -> bytes:
+    """Return arrays, or tensors, and JSON values as safetensors bytes: the same for the same content.
 
     One entry of the header holds everything, the order of the tensors too: safetensors keeps no order of its own.
     """
     content, order = json.dumps(about, sort_keys=True), json.dumps(list(tensors))
     header = f'{{"digest": "{BLANK}", "about": {content}, "order": {order}}}'
-    apart = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    apart = {name: np.array(as_array(value), order="C") for name, value in tensors.items()}
     data = save(apart, metadata={"fedcal": header})
     found = _SEAL.match(data, 8)
     assert found is not None  # safetensors puts its metadata first
@@ -135,7 +134,7 @@ def pack(tensors: Tensors, about: dict[str, Any]) -> bytes:
     return b"".join((data[:at], _digest(data, at, end).encode(), data[end:]))
 
 
-def unpack(data: Any, most_header: int = MOST_HEADER) -> tuple[Tensors, dict[str, Any]]:
+def unpack(data: Any, most_header: int = MOST_HEADER) -> tuple[Params, dict[str, Any]]:
     """Return what `pack` was given.
 
     Args:
@@ -169,14 +168,15 @@ def unpack(data: Any, most_header: int = MOST_HEADER) -> tuple[Tensors, dict[str
     return found, inner["about"]
 
 
-def check_finite(tensors: Tensors) -> None:
+def check_finite(tensors: Mapping[str, Any]) -> None:
     """Refuse tensors that hold NaN or infinity.
 
     Raises:
         FedCalError: which names the first one.
     """
     for name, value in tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        array = as_array(value)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise FedCalError(f"{name!r} holds NaN or infinity")
 
 

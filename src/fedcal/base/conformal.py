@@ -55,7 +55,7 @@ class Score:
         Args:
             probs: (N, K) calibrated probabilities.
         """
-        p = check_probs(probs).double().numpy()
+        p = check_probs(probs).astype(float)
         if self.kind == "lac":
             return np.clip(1 - p, 0.0, 1.0)
         order = np.argsort(-p, axis=1, kind="stable")

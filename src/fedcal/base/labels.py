@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
+from fedcal.base.arrays import as_array
 from fedcal.errors import FedCalError
 
 NUMBERS = "biuf"  # NumPy's kinds: booleans, integers, floating point
@@ -28,7 +28,7 @@ def as_labels(values: Any, what: str = "labels") -> np.ndarray:
     """(N,) numbers or strings, none of them missing; also given as a single column (N, 1)."""
     refuse_masked(values, what)
     try:
-        labels: Any = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        labels: Any = as_array(values)
         if labels.dtype.kind == "U" and isinstance(values, list | tuple):  # NumPy writes numbers among strings as text
             labels = np.asarray(values, dtype=object)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -7,19 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-Leaf = Tensor | str | int | float | bool
+from fedcal.base.arrays import Array
+
+Leaf = Array | str | int | float | bool
 
 
 @dataclass(frozen=True)
 class Query:
-    """What the server wants to know. Fields are tensors, numbers, strings, and tuples, dicts or dataclasses of them."""
+    """What the server wants to know. Fields are arrays, numbers, strings, and tuples, dicts or dataclasses of them."""
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Leaf]]:
-    """Iterate over all tensors, numbers and strings of a query, each under the path that leads to it."""
+    """Iterate over all arrays, numbers and strings of a query, each under the path that leads to it."""
     if is_dataclass(value):
         yield f"{name}:", type(value).__name__
         parts = [(entry.name, getattr(value, entry.name)) for entry in fields(value)]
@@ -46,21 +47,21 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def fingerprint(query: Any) -> str:
-    """Return a digest of a query's type and of all its values; also of a tuple or dict of tensors and numbers."""
+    """Return a digest of a query's type and of all its values; also of a tuple or dict of arrays and numbers."""
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in leaves(query):
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, np.ndarray):
             digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)} ".encode(errors="replace"))
-            digest.update(leaf.detach().contiguous().numpy().tobytes())
+            digest.update(leaf.tobytes())
         else:
             digest.update(f"{name} {leaf!r} ".encode(errors="replace"))
     return digest.hexdigest()
 
 
 def contiguous(value: Any) -> Any:
-    """Copy a query with fresh, contiguous tensors, as a file gives them back: all transports then agree bit for bit."""
-    if isinstance(value, Tensor):
-        return value.detach().clone(memory_format=torch.contiguous_format)
+    """Copy a query with fresh, contiguous arrays, as a file gives them back: all transports then agree bit for bit."""
+    if isinstance(value, np.ndarray | np.generic):  # a sum over all axes is a number of NumPy's: here, an array
+        return np.array(value, order="C")
     if isinstance(value, dict):
         return {key: contiguous(part) for key, part in value.items()}
     if isinstance(value, tuple):

@@ -8,9 +8,12 @@ all draw the same numbers, and there is no generator state to save.
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _entropy(seed: int, key: tuple[str | int, ...]) -> int:
@@ -24,4 +27,11 @@ def numpy_rng(seed: int, *key: str | int) -> np.random.Generator:
 
 def torch_rng(seed: int, *key: str | int) -> torch.Generator:
     """The torch stream (on the CPU) of this seed and key."""
-    return torch.Generator().manual_seed(_entropy(seed, key) >> 1)
+    import torch
+
+    return torch.Generator().manual_seed(stream_seed(seed, *key))
+
+
+def stream_seed(seed: int, *key: str | int) -> int:
+    """The number from which `torch_rng` makes its stream."""
+    return _entropy(seed, key) >> 1

@@ -9,13 +9,14 @@ import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import Tensor
-
+from fedcal.base.arrays import Params
 from fedcal.base.codec import pack, parse_json, seal, unpack, unseal
 from fedcal.base.limits import MOST_BYTES
 from fedcal.errors import FedCalError
+
+T = TypeVar("T")
 
 RESULTS_SCHEMA = 2  # of results.json, which a run writes and a report reads
 
@@ -147,16 +148,16 @@ def read_json(path: Path) -> dict[str, Any]:
         raise FedCalError(f"{error}: run it again") from None
 
 
-# --- tensors ---------------------------------------------------------------------------------------------------------
+# --- arrays ---------------------------------------------------------------------------------------------------------
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], private: bool = False) -> None:
-    """Tensors, with `about` as JSON in the header."""
+def write_tensors(path: Path, tensors: Mapping[str, Any], about: dict[str, Any], private: bool = False) -> None:
+    """Arrays or tensors, with `about` as JSON in the header."""
     write_bytes(path, pack(tensors, about), private)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and the header's `about`, in which `write_tensors` wrote them."""
+def read_tensors(path: Path) -> tuple[Params, dict[str, Any]]:
+    """Arrays and the header's `about`, in which `write_tensors` wrote them."""
     if not path.exists():
         raise FedCalError(f"{path} is missing")
     data = read_bytes(path)
@@ -168,11 +169,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from None
 
 
-def nest(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def nest(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
     """The names put under `prefix/`."""
     return {f"{prefix}/{name}": value for name, value in tensors.items()}
 
 
-def unnest(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def unnest(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
     """What stands under `prefix/`, without it."""
     return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(f"{prefix}/")}

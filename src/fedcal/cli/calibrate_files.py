@@ -8,10 +8,8 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fedcal.assess.evaluation import Evaluation, evaluate_samples
+from fedcal.base.arrays import Array
 from fedcal.base.seeds import numpy_rng
 from fedcal.errors import FedCalError, FedCalWarning
 from fedcal.measure.conformal import SetTally
@@ -22,7 +20,7 @@ from fedcal.protocol import Scaler, Server
 from fedcal.report.sites import metrics_json
 from fedcal.transport.memory import Exchange
 
-Sites = Mapping[str, tuple[Tensor, Tensor]]
+Sites = Mapping[str, tuple[Array, Array]]
 HELD_OUT = 5  # one sample of so many is held out for the estimate
 
 
@@ -47,7 +45,7 @@ def fit(sites: Sites, method: Method, seed: int, on_round: Callable[[Server], No
     return Exchange(Server(method, n_classes, seed, history=False)).run(samples, on_round)
 
 
-def hold_out(sites: Sites, seed: int) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, tuple[Tensor, Tensor]]]:
+def hold_out(sites: Sites, seed: int) -> tuple[dict[str, tuple[Array, Array]], dict[str, tuple[Array, Array]]]:
     """Split every site's samples at random.
 
     Returns:
@@ -55,7 +53,7 @@ def hold_out(sites: Sites, seed: int) -> tuple[dict[str, tuple[Tensor, Tensor]],
     """
     kept, held = {}, {}
     for name, (logits, labels) in sites.items():
-        order = torch.from_numpy(numpy_rng(seed, "held-out", name).permutation(len(labels)))
+        order = numpy_rng(seed, "held-out", name).permutation(len(labels))
         cut = len(labels) // HELD_OUT
         held[name] = logits[order[:cut]], labels[order[:cut]]
         kept[name] = logits[order[cut:]], labels[order[cut:]]

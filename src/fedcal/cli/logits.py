@@ -164,7 +164,7 @@ def apply(
 
     Labels and sites that the file has are passed on.
     """
-    import torch
+    import numpy as np
 
     from fedcal.base.labels import check_classes
     from fedcal.base.store import check_outputs
@@ -182,8 +182,8 @@ def apply(
         raise FedCalError(f"{file}: --own needs a column `site`; or say --client NAME for all rows")
     logits, named = rows.logits, parse_classes(classes)
     names = calibration.classes if named is None else check_classes(named, logits.shape[1]).tolist()
-    calibrated = torch.empty_like(logits)
-    members = torch.empty(logits.shape, dtype=torch.bool) if sets or alpha is not None else None
+    calibrated = np.empty_like(logits)
+    members = np.empty(logits.shape, bool) if sets or alpha is not None else None
     for site, chosen in rows.by_site("").items() if own else [(client, slice(None))]:
         calibrated[chosen] = calibration.predict_proba(logits[chosen], site, probs=False)
         if members is not None:

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import Array
 from fedcal.base.checks import as_logits, check_labels, check_labels_alone, look_like_probs
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import MOST_BYTES, write_bytes
@@ -34,7 +33,7 @@ from fedcal.errors import FedCalError, unknown
 class Rows:
     """A file's samples."""
 
-    logits: Tensor  # (N, K)
+    logits: Array  # (N, K)
     labels: np.ndarray | None  # (N,) numbers or strings, where the file has them
     sites: np.ndarray | None  # (N,) names
     probs: bool  # whether it held probabilities
@@ -53,7 +52,7 @@ class Rows:
 class Sites:
     """Labelled clients, from any number of files."""
 
-    samples: dict[str, tuple[Tensor, Tensor]]  # logits and columns by name, sorted
+    samples: dict[str, tuple[Array, Array]]  # logits and columns by name, sorted
     classes: np.ndarray | None  # the label of each column; None where labels are the columns' numbers
     probs: bool  # whether all files held probabilities
     groups: dict[str, dict[str, np.ndarray]]  # by site, the further columns that were asked for
@@ -109,7 +108,7 @@ def read_sites(
                 f"{path}: {rows.logits.shape[1]} classes, where {paths[0]} has {width}: give all classes in every file"
             )
     found = find_classes((_labelled(path, rows) for path, rows in files), width, classes)
-    parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    parts: dict[str, list[tuple[Array, Array]]] = {}
     groups: dict[str, dict[str, list[np.ndarray]]] = {}
     by_file: set[str] = set()
     for path, rows in sorted(files, key=lambda file: file[0]):  # so that the order of arguments changes nothing
@@ -129,7 +128,7 @@ def read_sites(
 
 def read_site(
     path: Path, kind: Kind | None = None, classes: Any = None, name: str | None = None, most_bytes: int = MOST_BYTES
-) -> tuple[str, Tensor, Tensor | None, bool]:
+) -> tuple[str, Array, Array | None, bool]:
     """One site's name and logits, its labels as columns, if it has any, and whether its file held probabilities.
 
     `name` chooses the site where there are several.
@@ -158,19 +157,19 @@ def _labelled(path: Path, rows: Rows) -> np.ndarray:
     return rows.labels
 
 
-def _columns(path: Path, rows: Rows, classes: Any, check: Callable[..., Tensor] = check_labels) -> Tensor:
+def _columns(path: Path, rows: Rows, classes: Any, check: Callable[..., Array] = check_labels) -> Array:
     """The labels as columns."""
     try:
-        return check(_labelled(path, rows), len(rows.logits), rows.logits.shape[1], classes=classes).clone()
+        return check(_labelled(path, rows), len(rows.logits), rows.logits.shape[1], classes=classes).copy()
     except FedCalError as error:
         raise FedCalError(f"{path}: {error}") from None
 
 
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     """One client's samples from all files that hold some."""
     if len(parts) == 1:
         return parts[0]
-    return torch.cat([logits for logits, _ in parts]), torch.cat([labels for _, labels in parts])
+    return np.concatenate([logits for logits, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
 def _column(values: Any, what: str, n: int) -> np.ndarray | None:
@@ -184,7 +183,7 @@ def _column(values: Any, what: str, n: int) -> np.ndarray | None:
     return column.astype(np.int64) if whole else column
 
 
-def _as_logits(scores: Any, kind: Kind, sure: bool) -> Tensor:
+def _as_logits(scores: Any, kind: Kind, sure: bool) -> Array:
     """Logits, in the type they came in; those that read as probabilities are refused unless the user is sure."""
     try:
         logits = as_logits(scores, kind == "probs")
@@ -207,7 +206,7 @@ def check_output(path: Path) -> None:
 
 
 def write_probs(
-    path: Path, probs: Tensor, classes: Sequence[Any] = (), like: Rows | None = None, sets: Tensor | None = None
+    path: Path, probs: Array, classes: Sequence[Any] = (), like: Rows | None = None, sets: Array | None = None
 ) -> None:
     """Probabilities and predictions, in the form that the path's ending says; `read_rows` reads it back.
 
@@ -216,9 +215,9 @@ def write_probs(
     between).
     """
     check_output(path)
-    if not bool(torch.isfinite(probs).all()):
+    if not bool(np.isfinite(probs).all()):
         raise FedCalError("the probabilities are not finite: is the scaler one of this model?")
-    p, top = probs.numpy(), probs.argmax(dim=1).numpy()
+    p, top = probs, probs.argmax(1)
     said = {"prediction": np.asarray(classes)[top] if len(classes) else top}
     if like is not None and like.labels is not None:
         said["label"] = like.labels
@@ -226,11 +225,11 @@ def write_probs(
         said["site"] = like.sites
     columns = {f"p_{k}": p[:, k] for k in range(p.shape[1])} | said
     names = list(classes) if len(classes) else list(range(p.shape[1]))
-    members = None if sets is None else [[names[k] for k in np.flatnonzero(row)] for row in sets.numpy()]
+    members = None if sets is None else [[names[k] for k in np.flatnonzero(row)] for row in sets]
     raw = io.BytesIO()
     if path.suffix.lower() == ".npz":
         arrays: dict[str, Any] = {"probs": p, **{f"{name}s": values for name, values in said.items()}}
-        arrays |= {} if sets is None else {"sets": sets.numpy()}
+        arrays |= {} if sets is None else {"sets": sets}
         np.savez(raw, **arrays)
     elif path.suffix.lower() == ".parquet":
         arrow, parquet = pyarrow()

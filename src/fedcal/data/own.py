@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcal.base.checks import as_tensor
+from fedcal.base.arrays import tensor
+from fedcal.base.checks import check_array
 from fedcal.base.labels import as_labels, check_classes, to_columns
 from fedcal.base.seeds import numpy_rng
 from fedcal.data.datasets import Dataset
@@ -127,7 +128,7 @@ def _checked(given: Mapping[str, Any], name: str, standardise: bool | None, test
 
 
 def _split(given: Mapping[str, Any], prefix: str, standardise: bool | None) -> _Split:
-    x, y = as_tensor(given[f"{prefix}x"], f"{prefix}x"), as_labels(given[f"{prefix}y"], f"{prefix}y")
+    x, y = tensor(check_array(given[f"{prefix}x"], f"{prefix}x")), as_labels(given[f"{prefix}y"], f"{prefix}y")
     if x.ndim < 2:
         raise FedCalError(f"{prefix}x must have shape (samples, …), not {tuple(x.shape)}: a single feature is a column")
     if not x[:1].numel() and len(x):
@@ -251,7 +252,7 @@ def fingerprint(given: Mapping[str, Any]) -> str:
     for key in PARTS:
         if (value := given.get(key)) is None:
             continue
-        array = as_tensor(value, key).numpy() if key in ("x", "test_x") else as_labels(value, key)
+        array = check_array(value, key) if key in ("x", "test_x") else as_labels(value, key)
         array = np.ascontiguousarray(array)
         found.update(f"{key} {array.dtype.str} {array.shape}\n".encode())
         found.update(array.data.cast("B") if array.dtype.kind != "U" else "\0".join(array.tolist()).encode())

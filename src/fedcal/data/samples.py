@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
+from fedcal.base.arrays import Array
 from fedcal.base.checks import as_logits, check_labels, look_like_probs
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.errors import FedCalError
 
-Samples = tuple[Tensor, Tensor]  # logits (N, K) and labels (N,)
+Samples = tuple[Any, Any]  # logits (N, K) and labels (N,): arrays; a simulation's may be tensors
 
 
 def check_pair(name: Any, pair: Any) -> tuple[Any, Any]:
@@ -24,7 +24,7 @@ def check_pair(name: Any, pair: Any) -> tuple[Any, Any]:
 
 def read_client(
     name: str, pair: tuple[Any, Any], width: int = 0, probs: bool | None = False
-) -> tuple[Tensor, np.ndarray]:
+) -> tuple[Array, np.ndarray]:
     """A client's logits and its labels, as they came; `width` is the number of classes, 0 if any will do."""
     try:
         logits, labels = as_logits(pair[0], probs), as_labels(pair[1])
@@ -35,7 +35,7 @@ def read_client(
     return logits, labels
 
 
-def label_client(name: str, logits: Tensor, labels: np.ndarray, classes: Any) -> Samples:
+def label_client(name: str, logits: Array, labels: np.ndarray, classes: Any) -> Samples:
     """Its labels as columns."""
     try:
         return logits, check_labels(labels, len(logits), logits.shape[1], classes=classes)
@@ -64,8 +64,8 @@ def name_columns(classes: np.ndarray | None) -> tuple[Any, ...]:
 
 
 def check_clients(clients: Any, probs: bool | None, classes: Any) -> tuple[dict[str, Samples], np.ndarray | None]:
-    """Each client's samples as tensors, by name, all of as many classes; and the label of each column, if it has one."""
-    read: dict[str, tuple[Tensor, np.ndarray]] = {}
+    """Each client's samples as arrays, by name, all of as many classes; and the label of each column, if it has one."""
+    read: dict[str, tuple[Array, np.ndarray]] = {}
     width = 0
     for name, pair in name_clients(clients).items():
         read[name] = read_client(name, pair, width, probs)

@@ -15,12 +15,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
+from fedcal.base.arrays import Array
 from fedcal.exact.linear import Curvature
 
-Array = NDArray[Any]
 HEAD, HEAD_ALL = "head", "head-all"  # families: fitted on calibration samples, or on training samples too
 ROWS = 1 << 21  # numbers of one block: features of so many samples are converted and multiplied at once
 Block = tuple[Array, Array, Array, Array]  # row-centred logits (K, n), features (d + 1, n) with a 1, labels, folds
@@ -36,14 +34,8 @@ def n_features_of(parameters: int, k: int) -> int:
     return (parameters - 1) // k - 1
 
 
-def apply_head(t: Array, z: Array, x: Array) -> Array:
-    """u = b z + V x + c for samples in rows: (n, K) row-centred logits and (n, d) features."""
-    rows = t[1:].reshape(z.shape[1], x.shape[1] + 1)
-    return t[0] * z + x @ rows[:, :-1].T + rows[:, -1]
-
-
-def head_logits(t: Tensor, z: Tensor, x: Tensor) -> Tensor:
-    """The same of tensors, for scalers; traced graphs may hold this."""
+def apply_head(t: Any, z: Any, x: Any) -> Any:
+    """u = b z + V x + c for samples in rows: (n, K) row-centred logits and (n, d) features, arrays or tensors."""
     rows = t[1:].reshape(z.shape[1], x.shape[1] + 1)
     return t[0] * z + x @ rows[:, :-1].T + rows[:, -1]
 

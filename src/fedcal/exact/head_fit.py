@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from fedcal.base.arrays import Array
 from fedcal.base.folds import FOLDS
 from fedcal.base.store import unnest
 from fedcal.exact import queries
@@ -20,7 +20,7 @@ from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
 from fedcal.exact.linear import Curvature, unpack_symmetric
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
-from fedcal.exact.solve import Descent, Inverse, Prior, Sums
+from fedcal.exact.solve import Descent, Inverse, Prior, Sums, changes
 from fedcal.exact.stages import CHOOSING, FITTING, Clients, Scores
 
 FULL_MAX_CLASSES = 20  # up to which Hessians hold what couples classes
@@ -29,7 +29,7 @@ BLOCKS = 250_000  # the same where each class is by itself: it travels twice onl
 HEAD_ROUNDS = 240  # of one fit at most
 # Per feature: with a ridge of 1, the logits of a new head deviate by about 1 before samples have spoken.
 RIDGES = (10.0, 2.0, 0.4, 0.08, 0.016)
-SCALES = 2.0 ** torch.linspace(-2, 0.5, 11, dtype=torch.float64)
+SCALES = 2.0 ** np.linspace(-2, 0.5, 11)
 UNSURE = (
     0.1  # of the model's own head, to start from: where a model is sure and wrong, its loss has too little curvature
 )
@@ -60,8 +60,8 @@ class Units:
     The intercept comes first. Directions in which samples vary less come later.
     """
 
-    change: Tensor  # (d + 1, d + 1): standard inputs, given raw ones, which end in a 1
-    variances: Tensor  # of the standard inputs; of the intercept 1
+    change: Array  # (d + 1, d + 1): standard inputs, given raw ones, which end in a 1
+    variances: Array  # of the standard inputs; of the intercept 1
     k: int
     held_out: float  # samples to calibrate on
     trained: float  # training samples
@@ -72,18 +72,18 @@ class Units:
         trained = float(sums["trained"].sum())
         moment = unpack_symmetric(sums["moment"]) / (clients.n + trained)
         mean = moment[:-1, -1]
-        covariance = moment[:-1, :-1] - torch.outer(mean, mean)
-        variance = covariance.diagonal().clamp_min(0)
+        covariance = moment[:-1, :-1] - np.outer(mean, mean)
+        variance = np.maximum(covariance.diagonal(), 0)
         square = OWN_SPREAD * variance + (1 - OWN_SPREAD) * variance.mean()
         rounding = 1e-12 * moment.diagonal()[:-1].max()  # what does not vary more tells nothing
-        spread = square.clamp_min(rounding).clamp_min(1e-300).sqrt()
-        values, vectors = torch.linalg.eigh(covariance / spread / spread[:, None])
+        spread = np.sqrt(np.maximum(np.maximum(square, rounding), 1e-300))
+        values, vectors = np.linalg.eigh(covariance / spread / spread[:, None])
         size = len(moment)
-        change = torch.zeros(size, size, dtype=torch.float64)
+        change = np.zeros((size, size))
         change[0, -1] = 1.0
-        change[1:, :-1] = vectors.flip(1).T / spread
+        change[1:, :-1] = vectors[:, ::-1].T / spread
         change[1:, -1] = -change[1:, :-1] @ mean
-        variances = torch.cat([torch.ones(1, dtype=torch.float64), values.flip(0).clamp_min(0)])
+        variances = np.append(1.0, np.maximum(values[::-1], 0))
         return cls(change, variances, clients.k, clients.n, trained)
 
     @property
@@ -91,21 +91,21 @@ class Units:
         return len(self.change) - 1
 
     @property
-    def basis(self) -> Tensor:
+    def basis(self) -> Array:
         """The directions in which Hessians are asked for."""
         return self.change[: n_directions(self.k, self.d)]
 
-    def raw(self, t: Tensor) -> Tensor:
+    def raw(self, t: Array) -> Array:
         """Heads as clients know them, (…, P), given their standard parameters."""
         return self._turned(t, self.change)
 
-    def standard(self, gradient: Tensor) -> Tensor:
+    def standard(self, gradient: Array) -> Array:
         """Gradients by standard parameters, given those by raw ones."""
         return self._turned(gradient, self.change.T)
 
-    def _turned(self, t: Tensor, by: Tensor) -> Tensor:
+    def _turned(self, t: Array, by: Array) -> Array:
         rows = t[..., 1:].reshape(*t.shape[:-1], self.k, self.d + 1) @ by
-        return torch.cat([t[..., :1], rows.flatten(-2)], dim=-1)
+        return np.concatenate([t[..., :1], rows.reshape(*t.shape[:-1], -1)], -1)
 
 
 # --- curvature -------------------------------------------------------------------------------------------------------
@@ -115,9 +115,9 @@ class Units:
 class Bend:
     """The curvature of a head's summed loss in standard units: in the directions asked for, and roughly in the others."""
 
-    inside: Tensor  # (1 + K r, 1 + K r), or (K, r, r) where each class is by itself
-    scale: Tensor
-    outside: Tensor  # (K, d + 1 − r): the diagonal
+    inside: Array  # (1 + K r, 1 + K r), or (K, r, r) where each class is by itself
+    scale: Array
+    outside: Array  # (K, d + 1 − r): the diagonal
     units: Units
 
     @classmethod
@@ -127,41 +127,39 @@ class Bend:
         outside = sums["mass"][:, None] * units.variances[r:]
         if head_curvature_of(k) == "blocks":
             return cls(hess, sums["scale"], outside, units)
-        between = torch.zeros(k, k, r, r, dtype=torch.float64)
-        c, d = torch.triu_indices(k, k, 1)
+        between = np.zeros((k, k, r, r))
+        c, d = np.triu_indices(k, 1)
         between[c, d] = between[d, c] = hess
-        classes = torch.arange(k)
+        classes = np.arange(k)
         between[classes, classes] = -between.sum(1)
-        inside = torch.empty(1 + k * r, 1 + k * r, dtype=torch.float64)
-        inside[1:, 1:] = between.transpose(1, 2).reshape(k * r, k * r)
+        inside = np.empty((1 + k * r, 1 + k * r))
+        inside[1:, 1:] = between.transpose(0, 2, 1, 3).reshape(k * r, k * r)
         inside[0, 0] = sums["scale"]
-        inside[0, 1:] = inside[1:, 0] = sums["cross"].flatten()
+        inside[0, 1:] = inside[1:, 0] = sums["cross"].ravel()
         return cls(inside, sums["scale"], outside, units)
 
     def inverse(self, prior: Prior, share: float = 1.0) -> Inverse:
         """The inverse of that share of it, plus the prior's."""
         k, r = self.units.k, len(self.units.basis)
-        precision = prior.precision[1:].view(k, -1)
+        precision = prior.precision[1:].reshape(k, -1)
         of_scale = share * self.scale + prior.precision[0]
-        below = (share * self.outside + precision[:, r:]).clamp_min(1e-300)
+        below = np.maximum(share * self.outside + precision[:, r:], 1e-300)
         blocks = self.inside.ndim == 3
         if blocks:
-            inside = share * self.inside + torch.diag_embed(precision[:, :r])
+            inside = share * self.inside + precision[:, :r, None] * np.eye(r)
         else:
-            own = torch.cat([prior.precision[:1], precision[:, :r].flatten()])
-            inside = share * self.inside + torch.diag(own)
-        unit = inside.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).sqrt()
-        scaled = inside / unit[..., None] / unit[..., None, :]
-        scaled.diagonal(dim1=-2, dim2=-1).add_(1e-13)
-        factors, pivots, _ = torch.linalg.lu_factor_ex(scaled)
+            own = np.append(prior.precision[:1], precision[:, :r])
+            inside = share * self.inside + np.diag(own)
+        unit = np.sqrt(np.maximum(inside.diagonal(axis1=-2, axis2=-1), 1e-300))
+        scaled = inside / unit[..., None] / unit[..., None, :] + 1e-13 * np.eye(inside.shape[-1])
 
-        def solve(gradient: Tensor) -> Tensor:
-            rows = gradient[1:].view(k, -1)
-            first = rows[:, :r] if blocks else torch.cat([gradient[:1], rows[:, :r].flatten()])
-            found = torch.linalg.lu_solve(factors, pivots, (first / unit)[..., None])[..., 0] / unit
+        def solve(gradient: Array) -> Array:
+            rows = gradient[1:].reshape(k, -1)
+            first = rows[:, :r] if blocks else np.append(gradient[:1], rows[:, :r])
+            found = np.linalg.solve(scaled, (first / unit)[..., None])[..., 0] / unit
             scale = gradient[:1] / of_scale if blocks else found[:1]
-            lead = found if blocks else found[1:].view(k, r)
-            return torch.cat([scale, torch.cat([lead, rows[:, r:] / below], dim=1).flatten()])
+            lead = found if blocks else found[1:].reshape(k, r)
+            return np.append(scale, np.concatenate([lead, rows[:, r:] / below], 1))
 
         return solve
 
@@ -173,14 +171,14 @@ class Bend:
 class HeadPrior(Prior):
     """A ridge alone: ½ Σ precision · (t − identity)². Unlike a temperature, b may come to 0 or below: V is there too."""
 
-    def reach(self, t: Tensor, move: Tensor) -> float:
+    def reach(self, t: Array, move: Array) -> float:
         return 1.0
 
-    def __call__(self, t: Tensor) -> tuple[float, Tensor]:
+    def __call__(self, t: Array) -> tuple[float, Array]:
         off = t - self.identity
-        return 0.5 * float(self.precision @ off.square()), self.precision * off
+        return 0.5 * float(self.precision @ off**2), self.precision * off
 
-    def turned(self, t: Tensor, move: Tensor) -> Tensor:
+    def turned(self, t: Array, move: Array) -> Array:
         return self.precision * move
 
 
@@ -189,10 +187,9 @@ def prior_of_head(ridge: float, units: Units, clients: Clients) -> HeadPrior:
 
     A ridge on V, at most a precision of 1 on the intercepts, and on b what one sample is worth.
     """
-    row = torch.full((units.d + 1,), ridge, dtype=torch.float64)
+    row = np.full(units.d + 1, ridge)
     row[0] = min(ridge, 1.0)
-    of_scale = torch.tensor([clients.begin**-2], dtype=torch.float64)
-    return HeadPrior(own_head(units, clients), torch.cat([of_scale, row.repeat(units.k)]))
+    return HeadPrior(own_head(units, clients), np.append(clients.begin**-2, np.tile(row, units.k)))
 
 
 @dataclass
@@ -218,9 +215,9 @@ class HeadGroup:
         live = [descent for descent in self.descents if not descent.done]
         lead = live[len(live) // 2]
         self._asked = [lead, *(descent for descent in live if descent is not lead)]
-        points, rows = torch.unique_consecutive(
-            torch.stack([descent.t for descent in self._asked]), dim=0, return_inverse=True
-        )
+        every = np.stack([descent.t for descent in self._asked])
+        new = changes(every)
+        points, rows = every[new], np.cumsum(new) - 1
         self._rows, self.rounds = rows.tolist(), self.rounds + 1
         fresh = self.rounds <= FRESH or self.rounds % FRESH == 0
         return Points(self.family, self.fold, self.curvature if fresh else "none", self.units.raw(points))
@@ -242,20 +239,20 @@ def head_lockstep(groups: list[HeadGroup]) -> Generator[SumQuery, Sums, None]:
     """Advance groups side by side until all their descents are done, one round of messages for all of them."""
     while live := [group for group in groups if group.live]:
         points = tuple(group.ask() for group in live)
-        basis = groups[0].units.basis if any(of.curvature != "none" for of in points) else torch.empty(0, 0).double()
+        basis = groups[0].units.basis if any(of.curvature != "none" for of in points) else np.empty((0, 0))
         sums = yield HeadSums(points, basis)
         for i, group in enumerate(live):
             group.receive(unnest(str(i), sums))
 
 
-def own_head(units: Units, clients: Clients) -> Tensor:
+def own_head(units: Units, clients: Clients) -> Array:
     """The model's own head at about the right temperature."""
-    t = torch.zeros(n_head_parameters(units.k, units.d), dtype=torch.float64)
+    t = np.zeros(n_head_parameters(units.k, units.d))
     t[0] = clients.begin
     return t
 
 
-def fit_head(family: str, ridge: float, clients: Clients) -> Generator[SumQuery, Sums, Tensor]:
+def fit_head(family: str, ridge: float, clients: Clients) -> Generator[SumQuery, Sums, Array]:
     """One head at one ridge, on all samples, to the end; in the units of the features as they are."""
     units = Units.of((yield HeadStart()), clients)
     descent = Descent(UNSURE * own_head(units, clients), prior_of_head(ridge, units, clients), 1e-11, HEAD_ROUNDS)
@@ -281,12 +278,12 @@ class HeadCandidate:
         return FoldMap(HEAD, {f: self.scale * raw(of.t) for f, of in self.folds.items() if f != ALL})
 
     @property
-    def trained(self) -> Tensor:
+    def trained(self) -> Array:
         """1 if it was fitted on training samples too, else 0."""
-        return torch.tensor(float(self.family == HEAD_ALL), dtype=torch.float64)
+        return np.array(float(self.family == HEAD_ALL))
 
     @property
-    def whole(self) -> Tensor:
+    def whole(self) -> Array:
         """The head, fitted on all samples."""
         return self.scale * self.group.units.raw(self.folds[ALL].t)
 
@@ -352,7 +349,7 @@ def rescale(candidates: list[HeadCandidate]) -> Generator[SumQuery, Sums, list[f
         low, mid, high = loss[at - 1 : at + 2].tolist()
         bend = low - 2 * mid + high
         of.scale = float(SCALES[at]) * step ** min(max((low - high) / (2 * bend) if bend > 0 else 0.0, -1.0), 1.0)
-    return losses.min(dim=1).values.tolist()
+    return losses.min(1).tolist()
 
 
 def choose_head(

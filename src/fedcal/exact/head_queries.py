@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedcal.base.logits import Params
-from fedcal.exact.head import HEAD_ALL, Array, head_curvature, head_sums
+from fedcal.base.arrays import Array, Params, logsumexp
+from fedcal.exact.head import HEAD_ALL, head_curvature, head_sums
 from fedcal.exact.head_samples import HeadSamples
 from fedcal.exact.prepared import FoldMap, Prepared
 from fedcal.exact.queries import Points, SumQuery
@@ -26,7 +24,7 @@ class HeadStart(SumQuery):
             for _, x, _, _ in blocks:
                 moment += x @ x.T
         trained = np.bincount(samples.trained_labels, minlength=samples.k)
-        return _tensors({"moment": moment[np.triu_indices(len(moment))], "trained": trained})
+        return _doubles({"moment": moment[np.triu_indices(len(moment))], "trained": trained})
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,12 @@ class HeadSums(SumQuery):
     """Loss and gradient of heads, and what is asked of their Hessians."""
 
     points: tuple[Points, ...]  # of the families `head` and `head-all`
-    basis: Tensor  # (r, d + 1), directions of the features for what is asked of Hessians
+    basis: Array  # (r, d + 1), directions of the features for what is asked of Hessians
 
     def reply(self, samples: Prepared) -> Params:
         assert isinstance(samples, HeadSamples)
         maps = [len(of.at) for of in self.points]
-        at = np.concatenate([of.at.numpy() for of in self.points])
+        at = np.concatenate([of.at for of in self.points])
         without = np.repeat([of.fold for of in self.points], maps)
         both = np.repeat([of.family == HEAD_ALL for of in self.points], maps)
         loss, grad = head_sums(at, without, samples.held_out_blocks())
@@ -53,12 +51,12 @@ class HeadSums(SumQuery):
             here = slice(ends[i], ends[i + 1])
             found |= {f"{i}/loss": loss[here], f"{i}/grad": grad[here]}
             if of.curvature != "none":
-                found |= {f"{i}/{name}": value for name, value in _curvature(of, self.basis.numpy(), samples).items()}
-        return _tensors(found)
+                found |= {f"{i}/{name}": value for name, value in _curvature(of, self.basis, samples).items()}
+        return _doubles(found)
 
 
 def _curvature(of: Points, basis: Array, samples: HeadSamples) -> dict[str, Array]:
-    first = of.at[0].numpy()
+    first = of.at[0]
     found = head_curvature(first, of.fold, of.curvature, basis, samples.held_out_blocks())
     if of.family == HEAD_ALL and len(samples.trained_labels):
         more = head_curvature(first, of.fold, of.curvature, basis, samples.trained_blocks())
@@ -71,19 +69,19 @@ class HeadScales(SumQuery):
     """Out-of-fold losses of several heads, each at several scales: (heads, scales)."""
 
     candidates: tuple[FoldMap, ...]
-    scales: Tensor
+    scales: Array
 
     def reply(self, samples: Prepared) -> Params:
         assert isinstance(samples, HeadSamples)
-        found = torch.zeros(len(self.candidates), len(self.scales), dtype=torch.float64)
+        found = np.zeros((len(self.candidates), len(self.scales)))
         for chunk in samples.part().chunks():
             for i, candidate in enumerate(self.candidates):
                 u = chunk.out_of_fold(candidate)
                 scaled = u.T * self.scales[:, None, None]  # (scales, K, n)
-                of_label = scaled.gather(1, chunk.y.expand(len(self.scales), 1, -1))[:, 0]
-                found[i] += (scaled.logsumexp(1) - of_label).sum(1)
+                of_label = scaled[:, chunk.y, np.arange(len(chunk.y))]
+                found[i] += (logsumexp(scaled, 1) - of_label).sum(1)
         return {"loss": found}
 
 
-def _tensors(found: dict[str, Array]) -> Params:
-    return {name: torch.from_numpy(np.asarray(value, float)) for name, value in found.items()}
+def _doubles(found: dict[str, Array]) -> Params:
+    return {name: np.asarray(value, float) for name, value in found.items()}

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import Array
 from fedcal.base.folds import FOLDS
-from fedcal.exact.head import HEAD, Array, Block, apply_head, blocks_of
+from fedcal.exact.head import HEAD, Block, apply_head, blocks_of
 from fedcal.exact.prepared import ALL, Chunk, FoldMap, Part, Prepared
 
 SOME = 256  # samples by which the size of a head's logits is judged
@@ -30,9 +29,9 @@ def row_width(k: int, d: int) -> int:
     return k + d + 1
 
 
-def join(logits: Tensor, features: Tensor, trained: bool = False) -> Tensor:
+def join(logits: Array, features: Array, trained: bool = False) -> Array:
     """The rows of samples that are all of one kind."""
-    return torch.cat([logits, features, torch.full_like(features[:, :1], float(trained))], dim=1)
+    return np.concatenate([logits, features, np.full_like(features[:, :1], float(trained))], 1)
 
 
 class HeadSamples(Prepared):
@@ -54,20 +53,20 @@ class HeadSamples(Prepared):
         return self.rows.logits.shape[1] - self.d - 1
 
     @property
-    def scores(self) -> Tensor:
+    def scores(self) -> Array:
         """The rows of the samples to calibrate on."""
         return self.rows.logits[self._split[0]]
 
     @cached_property
-    def _split(self) -> tuple[slice | Tensor, slice | Tensor]:
+    def _split(self) -> tuple[slice | Array, slice | Array]:
         """Which rows are held out, and which trained on: slices where they come in that order, so that nothing is copied."""
         trained = self.rows.logits[:, -1] > 0
         held_out = len(trained) - int(trained.sum())
         if not bool(trained[:held_out].any()):
             return slice(0, held_out), slice(held_out, len(trained))
-        return (~trained).nonzero()[:, 0], trained.nonzero()[:, 0]
+        return np.flatnonzero(~trained), np.flatnonzero(trained)
 
-    def _read_held_out(self) -> tuple[Tensor, Tensor]:
+    def _read_held_out(self) -> tuple[Array, Array]:
         here = self._split[0]
         return self.rows.logits[here, : self.k], self.rows.labels[here]
 
@@ -77,19 +76,19 @@ class HeadSamples(Prepared):
         if len(counts) == 1:
             return [len(self.labels)]
         trained = self.rows.logits[:, -1] > 0
-        return [len(part) - int(part.sum()) for part in trained.split(counts)]
+        return [len(part) - int(part.sum()) for part in np.split(trained, np.cumsum(counts)[:-1])]
 
     @cached_property
     def features(self) -> Array:
         """(N, d), of the samples to calibrate on."""
         return self._features(self._split[0])
 
-    def _features(self, which: slice | Tensor) -> Array:
-        return self.rows.logits[which, self.k : self.k + self.d].numpy()
+    def _features(self, which: slice | Array) -> Array:
+        return self.rows.logits[which, self.k : self.k + self.d]
 
     @cached_property
     def trained_labels(self) -> Array:
-        return self.rows.labels[self._split[1]].numpy()
+        return self.rows.labels[self._split[1]]
 
     @cached_property
     def fold(self) -> Array:
@@ -99,20 +98,20 @@ class HeadSamples(Prepared):
         found[part.order] = np.repeat(np.arange(FOLDS), part.sizes)
         return found
 
-    def largest(self, t: Tensor) -> float:
+    def largest(self, t: Array) -> float:
         """The root mean square of the row-centred logits that a head gives on some of the samples."""
-        z, x = self.logits[:SOME].double().numpy(), self.features[:SOME].astype(float)
-        u = apply_head(t.double().numpy(), z - z.mean(axis=1, keepdims=True), x)
+        z, x = self.logits[:SOME].astype(float), self.features[:SOME].astype(float)
+        u = apply_head(t.astype(float), z - z.mean(axis=1, keepdims=True), x)
         return float(np.sqrt(np.square(u - u.mean(axis=1, keepdims=True)).mean())) if u.size else 0.0
 
     def held_out_blocks(self) -> Iterator[Block]:
         """The samples to calibrate on, with their folds."""
-        return blocks_of(self.logits.numpy(), self.features, self.labels.numpy(), self.fold, self.k)
+        return blocks_of(self.logits, self.features, self.labels, self.fold, self.k)
 
     def trained_blocks(self) -> Iterator[Block]:
         """The training samples."""
         which, labels = self._split[1], self.trained_labels
-        logits = self.rows.logits[which, : self.k].numpy()
+        logits = self.rows.logits[which, : self.k]
         return blocks_of(logits, self._features(which), labels, np.full(len(labels), TRAINED), self.k)
 
     def part(self, folded: bool = True) -> HeadPart:
@@ -127,17 +126,17 @@ class HeadChunk(Chunk):
 
     features: Array  # (n, d)
 
-    def out_of_fold(self, fold_map: FoldMap) -> Tensor:
+    def out_of_fold(self, fold_map: FoldMap) -> Array:
         if fold_map.family != HEAD:
             return super().out_of_fold(fold_map)
         sizes = [len(self.y)] if ALL in fold_map.at else self.sizes
         at = [fold_map.at[ALL]] if ALL in fold_map.at else [fold_map.at[f] for f in range(FOLDS)]
         ends = np.cumsum([0, *sizes])
-        z, found = self.z.numpy(), np.empty(self.z.shape)
+        z, found = self.z, np.empty(self.z.shape)
         for t, first, after in zip(at, ends[:-1], ends[1:], strict=True):
             x = self.features[first:after].astype(float)
-            found[first:after] = apply_head(t.numpy(), z[first:after], x)
-        return torch.from_numpy(found)
+            found[first:after] = apply_head(t, z[first:after], x)
+        return found
 
 
 class HeadPart(Part):
@@ -150,7 +149,7 @@ class HeadPart(Part):
     @property
     def order(self) -> Array:
         """The number of each sample, in the order of their folds."""
-        return np.arange(len(self.y)) if self._rows is None else self._rows.numpy()
+        return np.arange(len(self.y)) if self._rows is None else self._rows
 
     def chunks(self) -> Iterator[HeadChunk]:
         first, order = 0, self.order

@@ -16,30 +16,27 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from fedcal.base.arrays import Array, double
 from fedcal.base.logits import BLOCK
 
-Array = NDArray[Any]
 Curvature = Literal["full", "blocks", "diagonal", "none"]  # what is asked of a Hessian
 
 add, highest = np.add.reduce, np.maximum.reduce  # .sum() and .max() without the detour
 FAMILIES = ("temperature", "bias", "vector", "matrix")
 
 
-def centre(logits: Tensor) -> Tensor:
-    """Row-centred float64 logits."""
-    logits = logits.double()
-    return logits - logits.mean(dim=1, keepdim=True)
+def centre(logits: Any) -> Any:
+    """Row-centred float64 logits, of an array or a tensor."""
+    logits = double(logits)
+    return logits - logits.mean(1)[:, None]
 
 
-def centred_columns(logits: Tensor) -> Tensor:
+def centred_columns(logits: Array) -> Array:
     """`centre`, with classes first in memory, which is what sums run fastest along."""
-    columns = np.array(logits.numpy().T, float, order="C")
+    columns = np.array(logits.T, float, order="C")
     columns -= columns.sum(axis=0) / len(columns)
-    return torch.from_numpy(columns).T
+    return columns.T
 
 
 def n_parameters(family: str, k: int) -> int:
@@ -47,16 +44,16 @@ def n_parameters(family: str, k: int) -> int:
     return {"temperature": 1, "bias": 1 + k, "vector": 2 * k, "matrix": k * (k + 1)}[family]
 
 
-def is_scale(family: str, k: int) -> Tensor:
+def is_scale(family: str, k: int) -> Array:
     """Which parameters of a family multiply logits; the others are intercepts."""
     if family == "matrix":
-        return (torch.arange(k + 1) < k).repeat(k)
+        return np.tile(np.arange(k + 1) < k, k)
     scales = {"temperature": 1, "bias": 1, "vector": k}[family]
-    return torch.arange(n_parameters(family, k)) < scales
+    return np.arange(n_parameters(family, k)) < scales
 
 
-def apply_linear(family: str, t: Tensor, z: Tensor) -> Tensor:
-    """The map of this family with flat parameters t."""
+def apply_linear(family: str, t: Any, z: Any) -> Any:
+    """The map of this family with flat parameters t, of arrays or tensors."""
     k = z.shape[1]
     if family == "temperature":
         return t[0] * z
@@ -64,36 +61,32 @@ def apply_linear(family: str, t: Tensor, z: Tensor) -> Tensor:
         return t[0] * z + t[1:]
     if family == "vector":
         return t[:k] * z + t[k:]
-    w = t.view(k, k + 1)
+    w = t.reshape(k, k + 1)
     return z @ w[:, :k].T + w[:, k]
 
 
-def identity(family: str, k: int) -> Tensor:
+def identity(family: str, k: int) -> Array:
     """The parameters of the map that leaves logits as they are; a temperature's map is a multiple of them."""
-    if family == "temperature":
-        return torch.ones(1, dtype=torch.float64)
-    if family == "bias":
-        return torch.nn.functional.pad(torch.ones(1, dtype=torch.float64), (0, k))
-    if family == "vector":
-        return torch.nn.functional.pad(torch.ones(k, dtype=torch.float64), (0, k))
-    return torch.eye(k, k + 1, dtype=torch.float64).flatten()
+    if family == "matrix":
+        return np.eye(k, k + 1).ravel()
+    return (np.arange(n_parameters(family, k)) < {"vector": k}.get(family, 1)).astype(float)
 
 
-def widen(bias: Tensor, family: str) -> Tensor:
+def widen(bias: Array, family: str) -> Array:
     """A bias map written as a vector's or a matrix's."""
     k = len(bias) - 1
     if family == "vector":
-        return torch.cat([bias[0].expand(k), bias[1:]])
-    return torch.cat([bias[0] * torch.eye(k, dtype=bias.dtype), bias[1:, None]], dim=1).flatten()
+        return np.concatenate([np.full(k, bias[0]), bias[1:]])
+    return np.concatenate([bias[0] * np.eye(k), bias[1:, None]], 1).ravel()
 
 
 # --- a client's half -------------------------------------------------------------------------------------------------
 
 
-def linear_sums(family: str, at: Tensor, z: Tensor, y: Tensor, curvature: Curvature = "full") -> dict[str, Tensor]:
+def linear_sums(family: str, at: Array, z: Array, y: Array, curvature: Curvature = "full") -> dict[str, Array]:
     """Sum the NLL over samples, for several maps of one family.
 
-    In NumPy, all maps at once: at a client's few hundred samples, calls cost more than the arithmetic. Samples are taken as
+    All maps at once: at a client's few hundred samples, calls cost more than the arithmetic. Samples are taken as
     many at a time as fit a core's cache.
 
     Args:
@@ -107,16 +100,16 @@ def linear_sums(family: str, at: Tensor, z: Tensor, y: Tensor, curvature: Curvat
     Returns:
         loss (M,), grad (M, P), and for the curvature: hess, blocks, or diag and cross.
     """
-    k, columns, labels = z.shape[1], z.numpy().T, y.numpy()
+    k, columns = z.shape[1], z.T
     if at.ndim != 2 or at.shape[1] != n_parameters(family, k):
         raise ValueError(f"{tuple(at.shape)} parameters of {family} for {k} classes")
     width = max(1, BLOCK // (k * len(at)))
-    found = _sums(family, at.numpy(), columns[:, :width], labels[:width], curvature)
-    for first in range(width, len(labels), width):
+    found = _sums(family, at, columns[:, :width], y[:width], curvature)
+    for first in range(width, len(y), width):
         here = slice(first, first + width)
-        for name, value in _sums(family, at.numpy(), columns[:, here], labels[here], curvature).items():
+        for name, value in _sums(family, at, columns[:, here], y[here], curvature).items():
             found[name] = found[name] + value
-    return {name: torch.from_numpy(value) for name, value in found.items()}
+    return found
 
 
 def _sums(family: str, at: Array, z: Array, y: Array, curvature: Curvature) -> dict[str, Array]:
@@ -132,7 +125,7 @@ def _sums(family: str, at: Array, z: Array, y: Array, curvature: Curvature) -> d
             p += at[:, scales:, None]
     p -= highest(p, axis=1, keepdims=True)
     of_label = add(p[:, y, np.arange(n)], axis=1)
-    torch.from_numpy(p).exp_()  # twice as fast as NumPy's
+    np.exp(p, out=p)
     total = add(p, axis=1, keepdims=True)
     p /= total
     derivatives = {"matrix": _of_matrix, "vector": _of_vector}.get(family, _of_scale)
@@ -216,19 +209,19 @@ def _pairs(n: int) -> tuple[Array, Array, Array]:
 # --- what travels of symmetric matrices ------------------------------------------------------------------------------
 
 
-def pack_symmetric(matrix: Tensor) -> Tensor:
+def pack_symmetric(matrix: Array) -> Array:
     """The upper triangle of a symmetric matrix, as one row."""
     first, second, _ = _pairs(len(matrix))
     return matrix[first, second]
 
 
-def unpack_symmetric(packed: Tensor) -> Tensor:
+def unpack_symmetric(packed: Array) -> Array:
     """The symmetric matrices whose upper triangles stand along the last axis."""
     size = int((2 * packed.shape[-1]) ** 0.5)
-    return packed[..., torch.from_numpy(_pairs(size)[2])]
+    return packed[..., _pairs(size)[2]]
 
 
-def unpack_hessian(family: str, packed: Tensor) -> Tensor:
+def unpack_hessian(family: str, packed: Array) -> Array:
     """A Hessian from what travels of it: each pair of parameters once.
 
     Of a matrix it is each pair of different classes, and of inputs. Classes add up to 0, so that the rest follows.
@@ -236,10 +229,10 @@ def unpack_hessian(family: str, packed: Tensor) -> Tensor:
     if family != "matrix":
         return unpack_symmetric(packed)
     k = int((2 * len(packed)) ** 0.5) + 1
-    between = packed.new_zeros(k, k, packed.shape[1])
+    between = np.zeros((k, k, packed.shape[1]))
     c, d = np.triu_indices(k, 1)
     between[c, d] = between[d, c] = packed
-    classes = torch.arange(k)
+    classes = np.arange(k)
     between[classes, classes] = -between.sum(1)
     whole = unpack_symmetric(between)  # (class, class, input, input)
-    return whole.transpose(1, 2).reshape(k * (k + 1), k * (k + 1))
+    return whole.transpose(0, 2, 1, 3).reshape(k * (k + 1), k * (k + 1))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from fedcal.base.arrays import Array, as_array
 from fedcal.base.folds import FEWEST, FOLDS, folds, held_out
 from fedcal.base.logits import BLOCK
 from fedcal.exact.linear import apply_linear, centred_columns
@@ -22,7 +23,7 @@ class FoldMap:
     """A linear map for every fold, fitted without that fold's samples; or one map, under ALL, for all samples."""
 
     family: str
-    at: dict[int, Tensor]  # parameters by fold
+    at: dict[int, Array]  # parameters by fold
 
 
 class Prepared:
@@ -32,30 +33,31 @@ class Prepared:
     the samples: losing it costs time and nothing else.
 
     Args:
-        read: gives logits (N, K) and labels (N,).
+        read: gives logits (N, K) and labels (N,), as arrays or tensors.
         counts: how many of the samples each client has, one client after the other; all of one client if not given.
     """
 
-    def __init__(self, read: Callable[[], tuple[Tensor, Tensor]], counts: list[int] | None = None) -> None:
+    def __init__(self, read: Callable[[], tuple[Any, Any]], counts: list[int] | None = None) -> None:
         self._read, self._counts = read, counts
         self._latest: tuple[bool, Part] | None = None
         self.fewest = FEWEST  # samples in a fold
 
     @cached_property
-    def _samples(self) -> tuple[Tensor, Tensor]:
-        return self._read()
+    def _samples(self) -> tuple[Array, Array]:
+        logits, labels = self._read()
+        return as_array(logits), as_array(labels)
 
     @property
-    def logits(self) -> Tensor:
+    def logits(self) -> Array:
         return self._samples[0]
 
     @property
-    def scores(self) -> Tensor:
+    def scores(self) -> Array:
         """What a scaler takes of these samples: the logits, or for some methods more (head_samples.py)."""
         return self.logits
 
     @property
-    def labels(self) -> Tensor:
+    def labels(self) -> Array:
         return self._samples[1]
 
     @property
@@ -63,22 +65,23 @@ class Prepared:
         return self._counts or [len(self.labels)]
 
     @cached_property
-    def client(self) -> Tensor:
+    def client(self) -> Array:
         """Which of the clients each sample belongs to."""
         if len(self.counts) == 1:
-            return torch.zeros((), dtype=torch.int64).expand(len(self.labels))
-        return torch.repeat_interleave(torch.arange(len(self.counts)), torch.tensor(self.counts))
+            return np.broadcast_to(np.int64(0), len(self.labels))
+        return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @cached_property
     def split(self) -> tuple[Prepared, Prepared]:
         """The samples to fit on, and those that are held out for conformal sets; each client's are split apart."""
-        pairs = zip(self.logits.split(self.counts), self.labels.split(self.counts), strict=True)
-        held = torch.cat([held_out(logits, labels) for logits, labels in pairs])
-        counts = [int(part.sum()) for part in held.split(self.counts)]
+        ends = np.cumsum(self.counts)[:-1]
+        pairs = zip(np.split(self.logits, ends), np.split(self.labels, ends), strict=True)
+        held = np.concatenate([held_out(logits, labels) for logits, labels in pairs])
+        counts = [int(part.sum()) for part in np.split(held, ends)]
         fitting = [whole - part for whole, part in zip(self.counts, counts, strict=True)]
         return self._rows(~held, fitting), self._rows(held, counts)
 
-    def _rows(self, chosen: Tensor, counts: list[int]) -> Prepared:
+    def _rows(self, chosen: Array, counts: list[int]) -> Prepared:
         part = Prepared(lambda: (self.logits[chosen], self.labels[chosen]), counts)
         part.fewest = self.fewest
         return part
@@ -94,26 +97,26 @@ class Prepared:
 class Chunk:
     """Samples that are handled at once: row-centred logits in float64, labels, and how many are of each fold, in order."""
 
-    z: Tensor  # (n, K), with classes first in memory, which is what sums run fastest along
-    y: Tensor
+    z: Array  # (n, K), with classes first in memory, which is what sums run fastest along
+    y: Array
     sizes: list[int]
 
-    def outside(self, fold: int) -> tuple[Tensor, Tensor]:
+    def outside(self, fold: int) -> tuple[Array, Array]:
         """Return logits and labels of the samples outside this fold; all of them for ALL."""
         if fold == ALL or not self.sizes[fold]:
             return self.z, self.y
         first = sum(self.sizes[:fold])
         after = first + self.sizes[fold]
-        columns = torch.cat([self.z.T[:, :first], self.z.T[:, after:]], 1)
-        return columns.T, torch.cat([self.y[:first], self.y[after:]])
+        columns = np.concatenate([self.z.T[:, :first], self.z.T[:, after:]], 1)
+        return columns.T, np.concatenate([self.y[:first], self.y[after:]])
 
-    def out_of_fold(self, fold_map: FoldMap) -> Tensor:
+    def out_of_fold(self, fold_map: FoldMap) -> Array:
         """Apply to each sample the map that was fitted without its fold."""
         family, at = fold_map.family, fold_map.at
         if ALL in at:
             return apply_linear(family, at[ALL], self.z)
-        by_fold = self.z.split(self.sizes)
-        return torch.cat([apply_linear(family, at[f], z).T for f, z in enumerate(by_fold)], 1).T
+        by_fold = np.split(self.z, np.cumsum(self.sizes)[:-1])
+        return np.concatenate([apply_linear(family, at[f], z).T for f, z in enumerate(by_fold)], 1).T
 
 
 class Part:
@@ -127,11 +130,11 @@ class Part:
         self.y = samples.labels if self._rows is None else samples.labels[self._rows]
 
     @property
-    def logits(self) -> Tensor:
+    def logits(self) -> Array:
         return self._logits if self._rows is None else self._logits[self._rows]
 
     @property
-    def client(self) -> Tensor:
+    def client(self) -> Array:
         """Which of the clients each sample belongs to."""
         client = self._samples.client
         alike = self._rows is None or len(self._samples.counts) == 1
@@ -154,7 +157,7 @@ class Part:
     def _small(self) -> Chunk:
         return Chunk(self._columns(0, len(self.y)), self.y, self.sizes)
 
-    def _columns(self, start: int, stop: int) -> Tensor:
+    def _columns(self, start: int, stop: int) -> Array:
         """Return the row-centred logits of these samples."""
         if self.k * len(self.y) <= KEPT:
             return self._all[start:stop]
@@ -162,7 +165,7 @@ class Part:
         return centred_columns(self._logits[rows])
 
     @cached_property
-    def _all(self) -> Tensor:
+    def _all(self) -> Array:
         return centred_columns(self.logits)
 
     @cached_property
@@ -171,8 +174,9 @@ class Part:
         return temperature_sums(self.logits, self.y)
 
 
-def _rows(samples: Prepared) -> tuple[Tensor, list[int]]:
+def _rows(samples: Prepared) -> tuple[Array, list[int]]:
     """The samples in the order of their folds, and how many are of each; every client has its own folds."""
-    pairs = zip(samples.logits.split(samples.counts), samples.labels.split(samples.counts), strict=True)
-    fold = torch.cat([folds(logits, labels, samples.fewest) for logits, labels in pairs])
-    return fold.argsort(stable=True), fold.bincount(minlength=FOLDS).tolist()
+    ends = np.cumsum(samples.counts)[:-1]
+    pairs = zip(np.split(samples.logits, ends), np.split(samples.labels, ends), strict=True)
+    fold = np.concatenate([folds(logits, labels, samples.fewest) for logits, labels in pairs])
+    return np.argsort(fold, kind="stable"), np.bincount(fold, minlength=FOLDS).tolist()

@@ -15,126 +15,138 @@ and a client's label counts are all it takes, also for a client that never took 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cache
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Array, Params, log_softmax, logsumexp, softmax
 
-STRENGTHS = torch.linspace(0, 1, 11, dtype=torch.float64)
+STRENGTHS = np.linspace(0, 1, 11)
 MEANS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 CONCENTRATIONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 UNRELEASED = 10.0  # pseudo-samples where clients' counts are private
-ALPHAS = torch.logspace(-0.5, 4, 10, dtype=torch.float64)  # pseudo-samples, half a decade apart
+ALPHAS = np.logspace(-0.5, 4, 10)  # pseudo-samples, half a decade apart
 
 
-def log_ratio(counts: Tensor, prior: Tensor, alpha: Tensor) -> Tensor:
+def log_ratio(counts: Array, prior: Array, alpha: Array) -> Array:
     """log P_c − log P, with P_c the mean of Dirichlet(α P + counts); counts of one client, or a row for each of several."""
-    return ((counts + alpha * prior) / (counts.sum(-1, keepdim=True) + alpha)).log() - prior.log()
+    return np.log((counts + alpha * prior) / (counts.sum(-1, keepdims=True) + alpha)) - np.log(prior)
 
 
 # --- the halves of a client, or of several that reply as one -----------------------------------------------------------
 
 
-def label_counts(labels: Tensor, client: Tensor, n_clients: int, k: int) -> Tensor:
+def label_counts(labels: Array, client: Array, n_clients: int, k: int) -> Array:
     """How often each of the clients has each class, (clients, K)."""
     which = labels if n_clients == 1 else client * k + labels
-    return torch.bincount(which, minlength=n_clients * k).double().view(n_clients, k)
+    return np.bincount(which, minlength=n_clients * k).astype(float).reshape(n_clients, k)
 
 
-def counts_likelihood(counts: Tensor, prior: Tensor) -> Tensor:
+def counts_likelihood(counts: Array, prior: Array) -> Array:
     """Log-likelihood of the clients' label counts under a Dirichlet-multinomial around P, for every α of the grid."""
-    a = (ALPHAS[:, None] * prior)[:, None]  # (α, client, class)
-    total, n = a.sum(-1), counts.sum(-1)
-    each = total.lgamma() - (total + n).lgamma() + ((a + counts).lgamma() - a.lgamma()).sum(-1)
-    return each.sum(1)
+    client, of_class = np.nonzero(counts)  # a class that a client does not have adds nothing
+    a, total = ALPHAS[:, None] * prior[of_class], (ALPHAS * prior.sum())[:, None]
+    by_class = (_log_gamma(a + counts[client, of_class]) - _log_gamma(a)).sum(1)
+    return (_log_gamma(total) - _log_gamma(total + counts.sum(-1))).sum(1) + by_class
 
 
-def shift_likelihood(
-    chunks: Iterable[tuple[Tensor, Tensor, Tensor]], counts: Tensor, prior: Tensor, alpha: Tensor
-) -> Tensor:
+def _log_gamma(x: Array) -> Array:
+    """log Γ: SciPy has it too, but takes longer to import than a reply takes."""
+    return np.array([math.lgamma(value) for value in x.ravel().tolist()]).reshape(x.shape)
+
+
+def shift_likelihood(chunks: Iterable[tuple[Array, Array, Array]], counts: Array, prior: Array, alpha: Array) -> Array:
     """Log-likelihood of each client's labels at every strength, (clients, strengths).
 
     The chunks hold logits that were not fitted on these samples, labels, and which client each sample belongs to. A label
     must not vouch for itself: it is left out of the counts. Only its own class's weight changes by that.
     """
     ratio = log_ratio(counts, prior, alpha)
-    less = ((counts - 1).clamp_min(0) + alpha * prior).log() - (counts + alpha * prior).log()
-    found = torch.zeros(len(counts), len(STRENGTHS), dtype=torch.float64)
+    less = np.log(np.maximum(counts - 1, 0) + alpha * prior) - np.log(counts + alpha * prior)
+    found = np.zeros((len(counts), len(STRENGTHS)))
     for u, y, client in chunks:
-        own = (ratio + less)[client, y][None]
-        shift = ratio[client].T.scatter(0, y[None], own)  # classes first: faster
-        shifted = torch.addcmul(u.T, STRENGTHS[:, None, None], shift)
-        of_label = shifted.gather(1, y.expand(len(STRENGTHS), 1, -1))[:, 0]
-        found.index_add_(0, client, (of_label - shifted.logsumexp(1)).T)
+        rows = np.arange(len(y))
+        shift = np.array(ratio.T[:, client], order="C")  # classes first: faster
+        shift[y, rows] = (ratio + less)[client, y]
+        shifted = u.T + STRENGTHS[:, None, None] * shift
+        likelihood = shifted[:, y, rows] - logsumexp(shifted, 1)
+        for strength, of_samples in enumerate(likelihood):
+            found[:, strength] += np.bincount(client, of_samples, len(counts))
     return found
 
 
 @cache
-def common() -> Tensor:
+def common() -> Array:
     """Distributions over the strengths that may be common in a federation, (distributions, strengths).
 
     First each strength alone; then beta distributions of every mean and several concentrations.
     """
-    edges = torch.cat([torch.zeros(1), (STRENGTHS[1:] + STRENGTHS[:-1]).float() / 2, torch.ones(1)]).double()
-    steps = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+    between = ((STRENGTHS[1:] + STRENGTHS[:-1]) / 2).astype(np.float32).astype(float)
+    steps = (np.arange(400) + 0.5) / 400
     rows = []
     for mean in MEANS:
         for concentration in CONCENTRATIONS:
             a, b = mean * concentration, (1 - mean) * concentration
-            density = (a - 1) * steps.log() + (b - 1) * torch.log1p(-steps)
-            mass = (density - density.max()).exp()
-            rows.append(torch.bincount(torch.bucketize(steps, edges[1:-1]), mass, len(STRENGTHS)))
-    beta = torch.stack(rows)
-    return torch.cat([torch.eye(len(STRENGTHS), dtype=torch.float64), beta / beta.sum(1, keepdim=True)])
+            density = (a - 1) * np.log(steps) + (b - 1) * np.log1p(-steps)
+            mass = np.exp(density - density.max())
+            rows.append(np.bincount(np.searchsorted(between, steps), mass, len(STRENGTHS)))
+    beta = np.stack(rows)
+    return np.concatenate([np.eye(len(STRENGTHS)), beta / beta.sum(1, keepdims=True)])
 
 
-def evidence(likelihood: Tensor) -> Tensor:
+@cache
+def _log_common() -> Array:
+    with np.errstate(divide="ignore"):  # what a distribution leaves out has probability 0
+        return np.log(common())
+
+
+def evidence(likelihood: Array) -> Array:
     """Log-likelihood of the clients' labels, (clients, strengths), under each of the distributions in `common`, summed."""
-    return (common().log() + likelihood[:, None]).logsumexp(-1).sum(0)
+    return logsumexp(_log_common() + likelihood[:, None], -1).sum(0)
 
 
-def weights_of(evidence: Tensor) -> Tensor:
+def weights_of(evidence: Array) -> Array:
     """The server's half: what strengths are common, by the mean of the distributions in `common`, weighed by evidence."""
-    return evidence.softmax(0) @ common()
+    return softmax(evidence, 0) @ common()
 
 
-def posterior(likelihood: Tensor, weights: Tensor) -> Tensor:
+def posterior(likelihood: Array, weights: Array) -> Array:
     """The weights of the strengths at each client, given what is common in the federation."""
-    return (weights.log() + likelihood).softmax(dim=-1)
+    with np.errstate(divide="ignore"):
+        return softmax(np.log(weights) + likelihood, -1)
 
 
-def shift(params: Params, labels: Tensor, likelihood: Tensor) -> Tensor:
+def shift(params: Params, labels: Array, likelihood: Array) -> Array:
     """s · (log P_c − log P) for a client with labels."""
-    counts = torch.bincount(labels, minlength=len(params["prior"])).double()
+    counts = np.bincount(labels, minlength=len(params["prior"])).astype(float)
     strength = posterior(likelihood, params["strengths"]) @ STRENGTHS
     return strength * log_ratio(counts, params["prior"], params["alpha"])
 
 
-def without_release(labels: Tensor, noise: float) -> Params:
+def without_release(labels: Array, noise: float) -> Params:
     """What clients need for their prior shift where only noised label counts were released: every strength is as likely."""
     smooth = labels + 0.5 + noise
-    weights = torch.full_like(STRENGTHS, 1 / len(STRENGTHS))
+    weights = np.full_like(STRENGTHS, 1 / len(STRENGTHS))
     return {
         "prior": smooth / smooth.sum(),
-        "alpha": torch.tensor(UNRELEASED, dtype=torch.float64),
+        "alpha": np.array(UNRELEASED),
         "strengths": weights,
     }
 
 
-def shift_unlabelled(params: Params, u: Tensor, steps: int = 500) -> Tensor:
+def shift_unlabelled(params: Params, u: Array, steps: int = 500) -> Array:
     """The same for a client without labels, at the federation's mean strength.
 
     Its label distribution is found by EM on calibrated logits (Saerens et al. 2002), smoothed by α.
     """
     prior, alpha = params["prior"], params["alpha"]
-    ratio, found = u.log_softmax(dim=1) - prior.log(), prior
+    ratio, found = log_softmax(u, 1) - np.log(prior), prior
     for _ in range(steps):
-        expected = (ratio + found.log()).softmax(dim=1).sum(0)
+        expected = softmax(ratio + np.log(found), 1).sum(0)
         updated = (expected + alpha * prior) / (len(u) + alpha)
-        if float((updated - found).abs().max()) < 1e-7:
+        if float(np.abs(updated - found).max()) < 1e-7:
             break
         found = updated
-    return (params["strengths"] @ STRENGTHS) * (found.log() - prior.log())
+    return (params["strengths"] @ STRENGTHS) * (np.log(found) - np.log(prior))

@@ -21,11 +21,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-from torch.nn.functional import softplus
+import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Array, Params, sigmoid, softplus
 from fedcal.errors import FedCalWarning
 from fedcal.exact import maps
 from fedcal.exact.private_queries import (
@@ -42,7 +40,7 @@ from fedcal.exact.private_queries import (
 )
 
 Family = Literal["temperature", "bias", "vector", "matrix"]
-Totals = dict[str, Tensor]  # "values", and "noise": the standard deviation of the noise on each of them
+Totals = dict[str, Array]  # "values", and "noise": the standard deviation of the noise on each of them
 Asks = Generator[PrivateQuery, Totals, "PrivateFit"]
 
 SCALES, GAINS = 0.08, 0.06  # shares of the budget
@@ -63,8 +61,8 @@ class PrivateFit:
     """What a private fit found."""
 
     family: Family
-    t: Tensor  # the family's parameters
-    labels: Tensor  # (K,) noised label counts, at least 0
+    t: Array  # the family's parameters
+    labels: Array  # (K,) noised label counts, at least 0
     noise: float  # standard deviation of each of these
     scale: float  # 1/T of the temperature; 1 where the identity is all there is
     fallback: bool  # whether nothing gained more than noise can feign
@@ -72,7 +70,7 @@ class PrivateFit:
     @property
     def params(self) -> Params:
         """The scaler's parameters."""
-        return {self.family: self.t} | ({"fallback": torch.ones(())} if self.fallback else {})
+        return {self.family: self.t} | ({"fallback": np.ones(())} if self.fallback else {})
 
 
 def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bool = False) -> Asks:
@@ -86,7 +84,7 @@ def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bo
     """
     total = yield Scales(k, SCALES, norms=clip is None)
     noise = float(total["noise"])
-    labels = total[VALUES][:k].clamp_min(0)
+    labels = np.maximum(total[VALUES][:k], 0)
     n = float(labels.sum())
     if n <= 3 * noise * math.sqrt(k):
         return _identity(k, family, labels, noise)
@@ -95,17 +93,18 @@ def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bo
     large = family in ("vector", "matrix") and room >= ROOM * k * (k + 1)
     left = 1 - SCALES - GAINS * (1 + 2 * also)
     t = yield from _newton(k, family != "temperature", norm, left * (1 - MATRIX * large))
-    steps: list[tuple[Family, Tensor]] = [("bias" if len(t) > 1 else "temperature", _in_logits(t, norm))]
+    steps: list[tuple[Family, Array]] = [("bias" if len(t) > 1 else "temperature", _in_logits(t, norm))]
     if large:
         step = "vector" if family == "vector" else "matrix"
         w = first = _as_matrix("bias", t, k)
         many = 1 + int(room >= PLENTY * k * (k + 1))
         for _ in range(many):
             w = yield from _step(k, step, w, first, norm, left * MATRIX / many)
-        w = torch.cat([w[:, :k] * (FEATURE / norm), w[:, k:]], 1)
-        steps.append(("matrix", w.flatten()) if family == "matrix" else ("vector", torch.cat([w.diagonal(), w[:, k]])))
+        w = np.concatenate([w[:, :k] * (FEATURE / norm), w[:, k:]], 1)
+        vector = np.concatenate([w.diagonal(), w[:, k]])
+        steps.append(("matrix", w.ravel()) if family == "matrix" else ("vector", vector))
     total = yield Gains(k, GAINS, tuple({name: t} for name, t in steps))
-    gains, error = total[VALUES].cumsum(0), float(total["noise"])
+    gains, error = np.cumsum(total[VALUES]), float(total["noise"])
     chosen = int(gains.argmax())
     if float(gains[chosen]) <= MARGIN * error * math.sqrt(1 + chosen):
         return _identity(k, family, labels, noise)
@@ -121,40 +120,40 @@ def fit_confidences(
     Another histogram, whose noise is its own, judges it: where it gains less than noise can feign, it is the identity.
     """
     width = float(ODDS[1] - ODDS[0])
-    middle = torch.cat([ODDS - width / 2, ODDS[-1:] + width / 2])
-    none: Params = {"hist": torch.stack([middle, middle])}
+    middle = np.append(ODDS - width / 2, ODDS[-1] + width / 2)
+    none: Params = {"hist": np.stack([middle, middle])}
     if kind == "beta":
-        none = {"beta": torch.tensor(maps.IDENTITY, dtype=torch.float64)}
+        none = {"beta": np.array(maps.IDENTITY)}
     if fit.fallback:
         return none
     query = Confidences(len(fit.labels), GAINS, float(fit.t[0]))
     total = yield query
     noise = float(total["noise"])
-    count, hits = total[VALUES].view(2, -1)
-    count = count.clamp_min(0)
-    hits = torch.minimum(hits.clamp_min(0), count)
-    p = middle.sigmoid()
+    count, hits = total[VALUES].reshape(2, -1)
+    count = np.maximum(count, 0)
+    hits = np.clip(hits, 0, count)
+    p = sigmoid(middle)
     if kind == "beta":
         found: Params = {"beta": _beta(count, hits, middle, 1 + noise)}
     else:
         found = {"hist": _knots(count, hits, middle, pseudo + 2 * noise)}
-    mapped = maps.map_log_odds(found, p.log(), -torch.log1p(-p))
+    mapped = maps.map_log_odds(found, np.log(p), -np.log1p(-p))
     of_hit, of_miss = (softplus(sign * middle) - softplus(sign * mapped) for sign in (-1, 1))
     total = yield query
-    count, hits = total[VALUES].view(2, -1)
+    count, hits = total[VALUES].reshape(2, -1)
     gain = float(count @ of_miss + hits @ (of_hit - of_miss))
-    error = float(total["noise"]) * math.hypot(float(of_miss.norm()), float((of_hit - of_miss).norm()))
+    error = float(total["noise"]) * math.hypot(*of_miss, *(of_hit - of_miss))
     return found if gain > MARGIN * error else none
 
 
 # --- the steps -----------------------------------------------------------------------------------------------------------
 
 
-def _newton(k: int, bias: bool, norm: float, budget: float) -> Generator[PrivateQuery, Totals, Tensor]:
+def _newton(k: int, bias: bool, norm: float, budget: float) -> Generator[PrivateQuery, Totals, Array]:
     """Temperature, or temperature and bias, in units of the features."""
-    t = torch.zeros(1 + k * bias, dtype=torch.float64)
+    t = np.zeros(1 + k * bias)
     t[0] = min(1.0, BEGIN * math.sqrt(k) / norm) * norm / FEATURE
-    ridge = torch.full_like(t, RIDGE)
+    ridge = np.full_like(t, RIDGE)
     ridge[0] = 0.0
     full = not bias or k <= FULL_UP_TO
     for step in range(STEPS):
@@ -164,20 +163,19 @@ def _newton(k: int, bias: bool, norm: float, budget: float) -> Generator[Private
         gradient, hessian = query.read(total[VALUES])
         noise = float(total["noise"]) / query.weight
         if bias:  # nothing depends on the sum of the biases
-            gradient = torch.cat([gradient[:1], gradient[1:] - gradient[1:].mean()])
+            gradient = np.append(gradient[:1], gradient[1:] - gradient[1:].mean())
         if full:
             hessian = _raised(_without_mean(hessian, 1) if bias else hessian, noise)
         else:
-            hessian = torch.diag((2 * hessian.diagonal()).clamp_min(FLOOR * noise))
-        move = torch.linalg.solve(hessian + torch.diag(ridge + 1e-9), gradient + ridge * t)
-        scale = (t[0] - move[0]).clamp(t[0] / 3, 3 * t[0])
-        t = torch.cat([scale[None], t[1:] - move[1:]])
+            hessian = np.diag(np.maximum(2 * hessian.diagonal(), FLOOR * noise))
+        move = np.linalg.solve(hessian + np.diag(ridge + 1e-9), gradient + ridge * t)
+        t = np.append(np.clip(t[0] - move[0], t[0] / 3, 3 * t[0]), t[1:] - move[1:])
     return t
 
 
 def _step(
-    k: int, family: Literal["vector", "matrix"], w: Tensor, first: Tensor, norm: float, budget: float
-) -> Generator[PrivateQuery, Totals, Tensor]:
+    k: int, family: Literal["vector", "matrix"], w: Array, first: Array, norm: float, budget: float
+) -> Generator[PrivateQuery, Totals, Array]:
     """One step of the larger family, with a ridge towards `first`: matrices (K, K + 1), in units of the features."""
     query = MatrixSums(k, budget, norm, w, family)
     total = yield query
@@ -188,100 +186,98 @@ def _step(
     weight, ridge = float(classes.trace()), 1 + noise
     if family == "vector":
         off = w - first
-        gradient = gradient + ridge * torch.cat([off.diagonal(), off[:, k]])
+        gradient = gradient + ridge * np.append(off.diagonal(), off[:, k])
         return w - _vector_step(gradient, DAMPING / weight * classes, inputs, ridge)
-    (a, u), (b, v) = torch.linalg.eigh(classes), torch.linalg.eigh(inputs)
-    gradient = gradient.view(k, k + 1)
+    (a, u), (b, v) = np.linalg.eigh(classes), np.linalg.eigh(inputs)
+    gradient = gradient.reshape(k, k + 1)
     gradient = gradient - gradient.mean(0) + ridge * (w - first)
-    curvature = DAMPING * torch.outer(a, b) / weight + ridge
+    curvature = DAMPING * np.outer(a, b) / weight + ridge
     return w - u @ ((u.T @ gradient @ v) / curvature) @ v.T
 
 
-def _vector_step(gradient: Tensor, classes: Tensor, inputs: Tensor, ridge: float) -> Tensor:
+def _vector_step(gradient: Array, classes: Array, inputs: Array, ridge: float) -> Array:
     k = len(classes)
-    hessian = torch.cat(
+    hessian = np.block(
         [
-            torch.cat([classes * inputs[:k, :k], classes * inputs[:k, k:]], 1),
-            torch.cat([classes * inputs[k:, :k], classes * inputs[k, k]], 1),
+            [classes * inputs[:k, :k], classes * inputs[:k, k:]],
+            [classes * inputs[k:, :k], classes * inputs[k, k]],
         ]
     )
     hessian = (hessian + hessian.T) / 2
-    move = torch.linalg.solve(hessian + ridge * torch.eye(2 * k, dtype=torch.float64), gradient)
-    return torch.cat([torch.diag(move[:k]), move[k:, None]], 1)
+    move = np.linalg.solve(hessian + ridge * np.eye(2 * k), gradient)
+    return np.concatenate([np.diag(move[:k]), move[k:, None]], 1)
 
 
-def _norm(histogram: Tensor, n: float) -> float:
+def _norm(histogram: Array, n: float) -> float:
     """The norm that all but SHORTENED of the samples stay within."""
-    above = histogram.flip(0).cumsum(0).flip(0)[1:]
-    enough = torch.nonzero(above <= SHORTENED * n)
+    above = np.cumsum(histogram[::-1])[::-1][1:]
+    enough = np.flatnonzero(above <= SHORTENED * n)
     return float(NORMS[int(enough[0])] if len(enough) else NORMS[-1])
 
 
-def _without_mean(matrix: Tensor, first: int) -> Tensor:
+def _without_mean(matrix: Array, first: int) -> Array:
     """Take the mean direction off the rows and columns from `first` on."""
-    keep = torch.eye(len(matrix), dtype=torch.float64)
+    keep = np.eye(len(matrix))
     keep[first:, first:] -= 1 / (len(matrix) - first)
     return keep @ matrix @ keep
 
 
-def _raised(matrix: Tensor, noise: float) -> Tensor:
+def _raised(matrix: Array, noise: float) -> Array:
     """The matrix with every eigenvalue raised to what noise can feign."""
-    values, vectors = torch.linalg.eigh(matrix)
-    return vectors * values.clamp_min(max(FLOOR * noise * math.sqrt(len(matrix)), 1e-9)) @ vectors.T
+    values, vectors = np.linalg.eigh(matrix)
+    return vectors * np.maximum(values, max(FLOOR * noise * math.sqrt(len(matrix)), 1e-9)) @ vectors.T
 
 
-def _in_logits(t: Tensor, norm: float) -> Tensor:
-    return torch.cat([t[:1] * (FEATURE / norm), t[1:]])
+def _in_logits(t: Array, norm: float) -> Array:
+    return np.append(t[:1] * (FEATURE / norm), t[1:])
 
 
-def _as_matrix(family: Family, t: Tensor, k: int) -> Tensor:
+def _as_matrix(family: Family, t: Array, k: int) -> Array:
     """The same map as a matrix (K, K + 1)."""
     if family == "matrix":
-        return t.view(k, k + 1)
-    scales = t[:k] if family == "vector" else t[:1].expand(k)
-    shift = torch.zeros(k, dtype=torch.float64) if family == "temperature" else t[-k:]
-    return torch.cat([torch.diag(scales), shift[:, None]], 1)
+        return t.reshape(k, k + 1)
+    scales = t[:k] if family == "vector" else np.full(k, t[0])
+    shift = np.zeros(k) if family == "temperature" else t[-k:]
+    return np.concatenate([np.diag(scales), shift[:, None]], 1)
 
 
-def _widened(name: Family, t: Tensor, family: Family, k: int) -> Tensor:
+def _widened(name: Family, t: Array, family: Family, k: int) -> Array:
     """The same map written as one of a larger family."""
     whole = _as_matrix(name, t, k)
     scales, shift = whole.diagonal(), whole[:, k]
     return {
         "temperature": scales[:1],
-        "bias": torch.cat([scales[:1], shift]),
-        "vector": torch.cat([scales, shift]),
-    }.get(family, whole.flatten())
+        "bias": np.append(scales[:1], shift),
+        "vector": np.append(scales, shift),
+    }.get(family, whole.ravel())
 
 
-def _identity(k: int, family: Family, labels: Tensor, noise: float) -> PrivateFit:
+def _identity(k: int, family: Family, labels: Array, noise: float) -> PrivateFit:
     warnings.warn(
         "privacy: no map gains more than the noise can feign, so that probabilities stay as they are: "
         "give a larger ε, or more samples",
         FedCalWarning,
         stacklevel=2,
     )
-    one = torch.ones(1, dtype=torch.float64)
-    return PrivateFit(family, _widened("temperature", one, family, k), labels, noise, 1.0, True)
+    return PrivateFit(family, _widened("temperature", np.ones(1), family, k), labels, noise, 1.0, True)
 
 
-def _beta(count: Tensor, hits: Tensor, middle: Tensor, ridge: float) -> Tensor:
+def _beta(count: Array, hits: Array, middle: Array, ridge: float) -> Array:
     """The beta map of binned samples, by Newton's method."""
-    p = middle.sigmoid()
-    x = torch.stack([p.log(), -torch.log1p(-p), torch.ones_like(p)], 1)
-    identity = torch.tensor(maps.IDENTITY, dtype=torch.float64)
+    p, identity = sigmoid(middle), np.array(maps.IDENTITY)
+    x = np.stack([np.log(p), -np.log1p(-p), np.ones_like(p)], 1)
     t = identity
     for _ in range(20):
-        q = (x @ t).sigmoid()
+        q = sigmoid(x @ t)
         gradient = x.T @ (count * q - hits) + ridge * (t - identity)
-        hessian = x.T @ ((count * q * (1 - q))[:, None] * x) + ridge * torch.eye(3, dtype=torch.float64)
+        hessian = x.T @ ((count * q * (1 - q))[:, None] * x) + ridge * np.eye(3)
         t = t + maps.beta_step(hessian, gradient, t)
     return t
 
 
-def _knots(count: Tensor, hits: Tensor, middle: Tensor, pseudo: float) -> Tensor:
+def _knots(count: Array, hits: Array, middle: Array, pseudo: float) -> Array:
     """The histogram map of binned samples: monotone accuracies, shrunk towards the identity by `pseudo` samples per bin."""
-    weight = (count + pseudo).numpy()
-    after = maps.isotonic(((hits + pseudo * middle.sigmoid()) / (count + pseudo)).numpy(), weight)
+    after = maps.isotonic((hits + pseudo * sigmoid(middle)) / (count + pseudo), count + pseudo)
     edge = 0.5 / (float(count.sum()) + 1)
-    return torch.stack([middle, torch.from_numpy(after).clamp(edge, 1 - edge).logit()])
+    after = np.clip(after, edge, 1 - edge)
+    return np.stack([middle, np.log(after) - np.log1p(-after)])

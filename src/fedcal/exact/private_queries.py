@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import BLOCK, Params
+from fedcal.base.arrays import Array, Params, logsumexp, softmax
+from fedcal.base.logits import BLOCK
 from fedcal.exact.linear import apply_linear
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
 
-VALUES = "values"  # the name of the only tensor of a reply
-NORMS = 2.0 ** torch.arange(-10, 20.5, 0.5, dtype=torch.float64)  # edges of a histogram of the logits' norms
-ODDS = torch.linspace(-3, 12, 31, dtype=torch.float64)  # edges of a histogram of the top label's log-odds
+VALUES = "values"  # the name of the only array of a reply
+NORMS = 2.0 ** np.arange(-10, 20.5, 0.5)  # edges of a histogram of the logits' norms
+ODDS = np.linspace(-3, 12, 31)  # edges of a histogram of the top label's log-odds
 FEATURE = 1.5  # norm of shortened logits as features, beside a constant 1
 CURVATURE = 0.5  # ‖diag p − p pᵀ‖ is at most this, for every p (reached at two classes of one half)
 LARGEST = 1e6  # parameters are cut off here: nothing overflows
@@ -52,7 +52,7 @@ class PrivateQuery(SumQuery):
         """How many numbers the reply has."""
 
     @abstractmethod
-    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def summed(self, z: Array, y: Array, weight: Array) -> Array:
         """The weighted sum of the summands of samples with row-centred logits z (N, K)."""
 
     @property
@@ -63,14 +63,13 @@ class PrivateQuery(SumQuery):
     def reply(self, samples: Prepared) -> Params:
         if samples.logits.shape[1] != self.width:
             raise ValueError(f"asked about {self.width} logits per sample, not {samples.logits.shape[1]}")
-        total = torch.zeros(self.size, dtype=torch.float64)
-        counts = torch.tensor(samples.counts, dtype=torch.float64)
+        total, counts = np.zeros(self.size), np.array(samples.counts, float)
         rows = max(1, BLOCK // self.k)
         for first in range(0, len(samples.labels), rows):
             here = slice(first, first + rows)
-            z, y = samples.logits[here].double(), samples.labels[here]
-            weight = 1 / counts[samples.client[here]] if self.per_client else torch.ones(len(y), dtype=torch.float64)
-            total += self.summed(z - z.mean(1, keepdim=True), y, weight)
+            z, y = samples.logits[here].astype(float), samples.labels[here]
+            weight = 1 / counts[samples.client[here]] if self.per_client else np.ones(len(y))
+            total += self.summed(z - z.mean(1, keepdims=True), y, weight)
         return {VALUES: total}
 
 
@@ -88,11 +87,12 @@ class Scales(PrivateQuery):
     def size(self) -> int:
         return self.k + self.norms * (len(NORMS) + 1)
 
-    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        labels = torch.bincount(y, weight, self.k)
+    def summed(self, z: Array, y: Array, weight: Array) -> Array:
+        labels = np.bincount(y, weight, self.k)
         if not self.norms:
             return labels
-        return torch.cat([labels, torch.bincount(torch.bucketize(z.norm(dim=1), NORMS), weight, len(NORMS) + 1)])
+        norms = np.searchsorted(NORMS, np.linalg.norm(z, axis=1))
+        return np.concatenate([labels, np.bincount(norms, weight, len(NORMS) + 1)])
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ScaleSums(PrivateQuery):
     """
 
     clip: float
-    t: Tensor
+    t: Array
     full: bool = True
     weight: float = 2.0  # of the Hessian beside the gradient: more of it, less noise
 
@@ -118,29 +118,28 @@ class ScaleSums(PrivateQuery):
         d = len(self.t)
         return d + (d * (d + 1) // 2 if self.full else d)
 
-    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def summed(self, z: Array, y: Array, weight: Array) -> Array:
         f, t = features(z, self.clip), bounded(self.t)
-        p = ((t[0] * f + t[1:]) if len(t) > 1 else t[0] * f).softmax(1)
-        off, mean = residual(p, y), (p * f).sum(1, keepdim=True)
+        p = softmax((t[0] * f + t[1:]) if len(t) > 1 else t[0] * f, 1)
+        off, mean = residual(p, y), (p * f).sum(1, keepdims=True)
         across = p * (f - mean)
         slope, variance = (off * f).sum(1), (across * (f - mean)).sum(1)
         if len(t) == 1:
-            return torch.stack([weight @ slope, self.weight * (weight @ variance)])
-        gradient = torch.cat([(weight @ slope)[None], weight @ off])
+            return np.array([weight @ slope, self.weight * (weight @ variance)])
+        gradient = np.append(weight @ slope, weight @ off)
         if not self.full:
-            curvature = torch.cat([(weight @ variance)[None], weight @ (p - p * p)])
-            return torch.cat([gradient, self.weight * curvature])
-        hessian = torch.empty(len(t), len(t), dtype=torch.float64)
+            return np.concatenate([gradient, self.weight * np.append(weight @ variance, weight @ (p - p * p))])
+        hessian = np.empty((len(t), len(t)))
         hessian[0, 0] = weight @ variance
         hessian[0, 1:] = hessian[1:, 0] = weight @ across
-        hessian[1:, 1:] = torch.diag(weight @ p) - (weight[:, None] * p).T @ p
-        return torch.cat([gradient, self.weight * triangle(hessian)])
+        hessian[1:, 1:] = np.diag(weight @ p) - (weight[:, None] * p).T @ p
+        return np.concatenate([gradient, self.weight * triangle(hessian)])
 
-    def read(self, values: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, values: Array) -> tuple[Array, Array]:
         """Gradient and Hessian from a reply's total."""
         d = len(self.t)
         curvature = values[d:] / self.weight
-        return values[:d], square(curvature, d) if self.full else torch.diag(curvature)
+        return values[:d], square(curvature, d) if self.full else np.diag(curvature)
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class MatrixSums(PrivateQuery):
     """
 
     clip: float
-    w: Tensor  # (K, K + 1)
+    w: Array  # (K, K + 1)
     family: Literal["vector", "matrix"] = "matrix"
     of_classes: float = 1.0  # weights of the factors beside the gradient
     of_inputs: float = 0.5
@@ -171,22 +170,22 @@ class MatrixSums(PrivateQuery):
     def _gradient(self) -> int:
         return self.k * (self.k + 1) if self.family == "matrix" else 2 * self.k
 
-    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        x = torch.nn.functional.pad(features(z, self.clip), (0, 1), value=1.0)
-        p = (x @ bounded(self.w).T).softmax(1)
+    def summed(self, z: Array, y: Array, weight: Array) -> Array:
+        x = np.concatenate([features(z, self.clip), np.ones((len(z), 1))], 1)
+        p = softmax(x @ bounded(self.w).T, 1)
         off = weight[:, None] * residual(p, y)
         if self.family == "matrix":
-            gradient = (off.T @ x).flatten()
+            gradient = (off.T @ x).ravel()
         else:
-            gradient = torch.cat([(off * x[:, :-1]).sum(0), off.sum(0)])
-        classes = torch.diag(weight @ p) - (weight[:, None] * p).T @ p
-        inputs = x.T @ ((weight * (1 - (p * p).sum(1)).clamp_min(0))[:, None] * x)
-        return torch.cat([gradient, self.of_classes * triangle(classes), self.of_inputs * triangle(inputs)])
+            gradient = np.concatenate([(off * x[:, :-1]).sum(0), off.sum(0)])
+        classes = np.diag(weight @ p) - (weight[:, None] * p).T @ p
+        inputs = x.T @ ((weight * np.maximum(1 - (p * p).sum(1), 0))[:, None] * x)
+        return np.concatenate([gradient, self.of_classes * triangle(classes), self.of_inputs * triangle(inputs)])
 
-    def read(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, values: Array) -> tuple[Array, Array, Array]:
         """The gradient, flat, and the factors by classes and by inputs, from a reply's total."""
         k = self.k
-        gradient, classes, inputs = values.split([self._gradient, k * (k + 1) // 2, (k + 1) * (k + 2) // 2])
+        gradient, classes, inputs = np.split(values, np.cumsum([self._gradient, k * (k + 1) // 2]))
         return gradient, square(classes / self.of_classes, k), square(inputs / self.of_inputs, k + 1)
 
 
@@ -194,7 +193,7 @@ class MatrixSums(PrivateQuery):
 class Gains(PrivateQuery):
     """By how much each map lowers the loss of the one before it, the identity at first; each sample's gain is cut off."""
 
-    maps: tuple[dict[str, Tensor], ...]  # each with one linear map under its family's name
+    maps: tuple[dict[str, Array], ...]  # each with one linear map under its family's name
     most: float = 3.0
 
     @property
@@ -205,13 +204,13 @@ class Gains(PrivateQuery):
     def size(self) -> int:
         return len(self.maps)
 
-    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def summed(self, z: Array, y: Array, weight: Array) -> Array:
         losses = [_losses(z, y)]
         for one in self.maps:
             ((family, t),) = one.items()
             losses.append(_losses(apply_linear(family, bounded(t), z), y))
-        gains = torch.stack([before - after for before, after in pairwise(losses)])
-        return gains.nan_to_num(nan=0.0).clamp(-self.most, self.most) @ weight
+        gains = np.stack([before - after for before, after in pairwise(losses)])
+        return np.clip(np.nan_to_num(gains), -self.most, self.most) @ weight
 
 
 @dataclass(frozen=True)
@@ -228,12 +227,13 @@ class Confidences(PrivateQuery):
     def size(self) -> int:
         return 2 * (len(ODDS) + 1)
 
-    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        p = (min(max(self.scale, -LARGEST), LARGEST) * z).softmax(1).nan_to_num(nan=0.0)
-        top, label = p.max(1)
-        bins = torch.bucketize((top.log() - torch.log1p(-top)).nan_to_num(nan=0.0).contiguous(), ODDS)
+    def summed(self, z: Array, y: Array, weight: Array) -> Array:
+        p = np.nan_to_num(softmax(min(max(self.scale, -LARGEST), LARGEST) * z, 1))
+        top, label = p.max(1), p.argmax(1)
+        with np.errstate(divide="ignore"):  # of a probability of 1
+            bins = np.searchsorted(ODDS, np.nan_to_num(np.log(top) - np.log1p(-top)))
         rows = weight, weight * (label == y)
-        return torch.cat([torch.bincount(bins, row, len(ODDS) + 1) for row in rows])
+        return np.concatenate([np.bincount(bins, row, len(ODDS) + 1) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -263,25 +263,25 @@ class Measure(PrivateQuery):
     def size(self) -> int:
         return self.views * (3 + 3 * self.bins)
 
-    def summed(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        return torch.cat([self._of_view(u, y, weight) for u in z.view(len(y), self.views, self.k).unbind(1)])
+    def summed(self, z: Array, y: Array, weight: Array) -> Array:
+        views = z.reshape(len(y), self.views, self.k)
+        return np.concatenate([self._of_view(views[:, view], y, weight) for view in range(self.views)])
 
-    def _of_view(self, u: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        p = u.softmax(1).nan_to_num(nan=0.0)
-        top, label = p.max(1)
-        losses = _losses(u, y).nan_to_num(nan=self.most).clamp(0, self.most) / self.most
-        brier = residual(p, y).square().sum(1) / 2
-        third = ((u > u.gather(1, y[:, None])).sum(1) < 3).double()
-        bins = torch.bucketize(top.contiguous(), torch.linspace(0, 1, self.bins + 1, dtype=torch.float64)[1:-1])
+    def _of_view(self, u: Array, y: Array, weight: Array) -> Array:
+        p = np.nan_to_num(softmax(u, 1))
+        top, label = p.max(1), p.argmax(1)
+        losses = np.clip(np.nan_to_num(_losses(u, y), nan=self.most), 0, self.most) / self.most
+        brier = (residual(p, y) ** 2).sum(1) / 2
+        third = ((u > u[np.arange(len(y)), y][:, None]).sum(1) < 3).astype(float)
+        bins = np.searchsorted(np.linspace(0, 1, self.bins + 1)[1:-1], top)
         rows = weight, weight * (label == y), weight * top
-        table = [torch.bincount(bins, row, self.bins) for row in rows]
-        return torch.cat([torch.stack([weight @ losses, weight @ brier, weight @ third]), *table])
+        table = [np.bincount(bins, row, self.bins) for row in rows]
+        return np.concatenate([[weight @ losses, weight @ brier, weight @ third], *table])
 
-    def read(self, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def read(self, values: Array) -> list[tuple[Array, Array]]:
         """For each view the summed NLL, Brier score and top three, and the table (3, bins), from a reply's total."""
-        rows = values.view(self.views, -1)
-        units = torch.tensor([self.most, 2.0, 1.0], dtype=torch.float64)
-        return [(row[:3] * units, row[3:].view(3, self.bins)) for row in rows]
+        rows, units = values.reshape(self.views, -1), np.array([self.most, 2.0, 1.0])
+        return [(row[:3] * units, row[3:].reshape(3, self.bins)) for row in rows]
 
 
 PRIVATE_QUERIES: tuple[type[PrivateQuery], ...] = (Scales, ScaleSums, MatrixSums, Gains, Confidences, Measure)
@@ -290,35 +290,35 @@ PRIVATE_QUERIES: tuple[type[PrivateQuery], ...] = (Scales, ScaleSums, MatrixSums
 # --- pieces --------------------------------------------------------------------------------------------------------------
 
 
-def features(z: Tensor, clip: float) -> Tensor:
+def features(z: Array, clip: float) -> Array:
     """Logits shortened to norm `clip`, in units of clip / FEATURE."""
-    norm = z.norm(dim=1, keepdim=True)
-    return torch.where(norm <= clip, z / clip, z / norm.clamp_min(1e-300)).nan_to_num(nan=0.0) * FEATURE
+    norm = np.linalg.norm(z, axis=1, keepdims=True)
+    return np.nan_to_num(np.where(norm <= clip, z / clip, z / np.maximum(norm, 1e-300))) * FEATURE
 
 
-def bounded(t: Tensor) -> Tensor:
+def bounded(t: Array) -> Array:
     """Parameters from a stranger, cut off."""
-    return t.double().nan_to_num(nan=0.0).clamp(-LARGEST, LARGEST)
+    return np.clip(np.nan_to_num(t.astype(float)), -LARGEST, LARGEST)
 
 
-def residual(p: Tensor, y: Tensor) -> Tensor:
+def residual(p: Array, y: Array) -> Array:
     """p minus the label's indicator: of norm √2 at most."""
-    return p - torch.nn.functional.one_hot(y, p.shape[1])
+    return p - (y[:, None] == np.arange(p.shape[1]))
 
 
-def triangle(matrix: Tensor) -> Tensor:
+def triangle(matrix: Array) -> Array:
     """The upper triangle of a symmetric matrix, as a vector of the matrix's norm."""
-    i, j = torch.triu_indices(*matrix.shape)
-    return torch.where(i == j, matrix[i, j], math.sqrt(2) * matrix[i, j])
+    i, j = np.triu_indices(len(matrix))
+    return np.where(i == j, 1.0, math.sqrt(2)) * matrix[i, j]
 
 
-def square(values: Tensor, d: int) -> Tensor:
+def square(values: Array, d: int) -> Array:
     """The symmetric (d, d) matrix of a triangle."""
-    i, j = torch.triu_indices(d, d)
-    matrix = torch.zeros(d, d, dtype=torch.float64)
-    matrix[i, j] = matrix[j, i] = torch.where(i == j, values, values / math.sqrt(2))
+    i, j = np.triu_indices(d)
+    matrix = np.zeros((d, d))
+    matrix[i, j] = matrix[j, i] = np.where(i == j, values, values / math.sqrt(2))
     return matrix
 
 
-def _losses(u: Tensor, y: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(u, y, reduction="none")
+def _losses(u: Array, y: Array) -> Array:
+    return logsumexp(u, 1) - u[np.arange(len(y)), y]

@@ -1,6 +1,6 @@
 """What exact fits ask of clients: sums over their samples, one class per kind of sum.
 
-A query's `reply` is the client's half. It is a flat dict of tensors that the server adds up over clients; no reply names a
+A query's `reply` is the client's half. It is a flat dict of arrays that the server adds up over clients; no reply names a
 sample. Every query carries all that its reply needs, so that a client keeps nothing from one to the next: even its folds
 follow from its samples.
 """
@@ -8,14 +8,14 @@ follow from its samples.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedcal.base.logits import Params, keep_order
+from fedcal.base.arrays import Array, Params, logsumexp, sum_of
+from fedcal.base.logits import keep_order
 from fedcal.base.query import Query
 from fedcal.base.store import nest
 from fedcal.exact import maps, prior_shift
@@ -41,16 +41,16 @@ class Start(SumQuery):
     def reply(self, samples: Prepared) -> Params:
         part, squares, agreement = samples.part(self.folds), 0.0, 0.0
         for chunk in part.chunks():
-            columns, labels = chunk.z.numpy().T, chunk.y.numpy()
+            columns, labels = chunk.z.T, chunk.y
             squares += float(np.vdot(columns, columns))
             agreement += float(columns[labels, np.arange(len(labels))].sum())
         found = {
-            "n": torch.tensor(float(len(part.y)), dtype=torch.float64),
-            "labels": torch.bincount(part.y, minlength=part.k).double(),
-            "squares": torch.tensor(squares, dtype=torch.float64),
-            "agreement": torch.tensor(agreement, dtype=torch.float64),
+            "n": np.array(float(len(part.y))),
+            "labels": np.bincount(part.y, minlength=part.k).astype(float),
+            "squares": np.array(squares),
+            "agreement": np.array(agreement),
         }
-        return found | ({"folds": torch.tensor(part.sizes, dtype=torch.float64)} if self.folds else {})
+        return found | ({"folds": np.array(part.sizes, float)} if self.folds else {})
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Slope(SumQuery):
     b: float  # 1/T
 
     def reply(self, samples: Prepared) -> Params:
-        return {"slope": torch.tensor(samples.part(folded=False).slope(self.b), dtype=torch.float64)}
+        return {"slope": np.array(samples.part(folded=False).slope(self.b))}
 
 
 # --- linear maps ---------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class Points:
     family: str
     fold: int  # or ALL: over all samples
     curvature: Curvature
-    at: Tensor  # (maps, parameters)
+    at: Array  # (maps, parameters)
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,11 @@ class Score(SumQuery):
         for chunk in samples.part().chunks():
             losses, hits = [], []
             for candidate in self.candidates:
-                columns = chunk.out_of_fold(candidate).T  # classes first, along which torch is ten times as fast
-                losses.append(columns.logsumexp(0) - columns.gather(0, chunk.y[None])[0])
-                hits.append(int((columns.numpy().argmax(0) == chunk.y.numpy()).sum()))
-            rows = torch.stack(losses)
-            right = torch.tensor(hits, dtype=torch.float64)
-            found.append({"sum": rows.sum(1), "gram": pack_symmetric(rows @ rows.T), "hits": right})
+                columns = np.ascontiguousarray(chunk.out_of_fold(candidate).T)  # classes first, which is much faster
+                losses.append(logsumexp(columns, 0) - columns[chunk.y, np.arange(len(chunk.y))])
+                hits.append(float((columns.argmax(0) == chunk.y).sum()))
+            rows = np.stack(losses)
+            found.append({"sum": rows.sum(1), "gram": pack_symmetric(rows @ rows.T), "hits": np.array(hits)})
         return {name: sum_of(one[name] for one in found) for name in found[0]}
 
 
@@ -129,19 +128,23 @@ class Histogram(SumQuery):
 
     def reply(self, samples: Prepared) -> Params:
         part = samples.part()
-        by_fold = torch.zeros(len(part.sizes), 5, maps.N_FINE, dtype=torch.float64)
+        by_fold = np.zeros((len(part.sizes), 5, maps.N_FINE))
         for chunk in part.chunks():
             u = chunk.out_of_fold(self.fold_map)
             label = (chunk.z if self.model_top else u).argmax(1)
-            values = (value.split(chunk.sizes) for value in (*maps.log_odds(u, label), label == chunk.y))
+            ends = np.cumsum(chunk.sizes)[:-1]
+            values = (np.split(value, ends) for value in (*maps.log_odds(u, label), label == chunk.y))
             for fold, of_fold in enumerate(zip(*values, strict=True)):
                 if chunk.sizes[fold]:
                     by_fold[fold] += maps.fine_histogram(*of_fold)
         return {"histogram": by_fold}
 
 
-def apply_confidence_map(u: Tensor, confidence_map: Params) -> Tensor:
-    """Recalibrate the top label's confidence and keep the order of the classes; unchanged if there is no map."""
+def apply_confidence_map(u: Any, confidence_map: Params) -> Any:
+    """Recalibrate the top label's confidence and keep the order of the classes; unchanged if there is no map.
+
+    Takes arrays or tensors.
+    """
     if "beta" not in confidence_map and "hist" not in confidence_map:
         return u
     _, log_p, log_q = maps.top(u)
@@ -155,7 +158,7 @@ def apply_confidence_map(u: Tensor, confidence_map: Params) -> Tensor:
 class CountsLikelihood(SumQuery):
     """Log-likelihood of each client's label counts, for every α of the grid (prior_shift.py)."""
 
-    prior: Tensor
+    prior: Array
 
     def reply(self, samples: Prepared) -> Params:
         return {"likelihood": prior_shift.counts_likelihood(client_counts(samples), self.prior)}
@@ -167,15 +170,15 @@ class ShiftEvidence(SumQuery):
 
     fold_map: FoldMap
     confidence_map: Params
-    prior: Tensor
-    alpha: Tensor
+    prior: Array
+    alpha: Array
 
     def reply(self, samples: Prepared) -> Params:
         out_of_fold, counts = self._out_of_fold(samples.part()), client_counts(samples)
         likelihood = prior_shift.shift_likelihood(out_of_fold, counts, self.prior, self.alpha)
         return {"evidence": prior_shift.evidence(likelihood)}
 
-    def _out_of_fold(self, part: Part) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _out_of_fold(self, part: Part) -> Iterator[tuple[Array, Array, Array]]:
         client, first = part.client, 0
         for chunk in part.chunks():
             after = first + len(chunk.y)
@@ -184,14 +187,6 @@ class ShiftEvidence(SumQuery):
             first = after
 
 
-def client_counts(samples: Prepared) -> Tensor:
+def client_counts(samples: Prepared) -> Array:
     """Return how many samples of each class each client has, (clients, K)."""
     return prior_shift.label_counts(samples.labels, samples.client, len(samples.counts), samples.logits.shape[1])
-
-
-def sum_of(tensors: Iterable[Tensor]) -> Tensor:
-    """Add up tensors of one shape."""
-    first, *others = tensors
-    for other in others:
-        first = first + other
-    return first

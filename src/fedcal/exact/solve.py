@@ -19,9 +19,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from fedcal.base.arrays import Array
 from fedcal.base.query import Query
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalWarning
@@ -29,9 +29,9 @@ from fedcal.exact.linear import Curvature, unpack_hessian, unpack_symmetric
 from fedcal.exact.prepared import ALL
 from fedcal.exact.queries import LinearSums, Points, SumQuery
 
-Sums = dict[str, Tensor]
+Sums = dict[str, Array]
 Program = Generator[Query, Sums, Any]  # yields queries, is sent the sums of the replies, returns the result
-Inverse = Callable[[Tensor], Tensor]  # a gradient ↦ the inverse Hessian times it
+Inverse = Callable[[Array], Array]  # a gradient ↦ the inverse Hessian times it
 SMALLEST = 1e-15  # share of a step: where even less would be needed, there is none
 MEMORY = 30  # steps that L-BFGS remembers
 
@@ -45,24 +45,24 @@ class Prior:
     convex and bounds what separable or single samples leave open.
     """
 
-    identity: Tensor
-    precision: Tensor  # the same for all parameters in which the identity is not 0
+    identity: Array
+    precision: Array  # the same for all parameters in which the identity is not 0
     m: float = 1.0
 
     @property
-    def towards(self) -> Tensor:
+    def towards(self) -> Array:
         """The vector whose product with a map is its scale b."""
-        return self.identity / self.identity.square().sum()
+        return self.identity / (self.identity**2).sum()
 
-    def scale(self, t: Tensor) -> float:
+    def scale(self, t: Array) -> float:
         return float(self.towards @ t)
 
-    def reach(self, t: Tensor, move: Tensor) -> float:
+    def reach(self, t: Array, move: Array) -> float:
         """The share of a step that may be taken: a scale stays above 0, and shrinks to a tenth at once at most."""
         b, change = self.scale(t), self.scale(move)
         return min(1.0, -0.9 * b / change) if change < 0 else 1.0
 
-    def __call__(self, t: Tensor) -> tuple[float, Tensor]:
+    def __call__(self, t: Array) -> tuple[float, Array]:
         """Value and gradient; the scale must be positive."""
         b = self.scale(t)
         rest = t - b * self.identity
@@ -70,12 +70,12 @@ class Prior:
         value = 0.5 * float(ridge @ rest) + b / self.m - 1 - math.log(b / self.m)
         return value, ridge + (1 / self.m - 1 / b) * self.towards
 
-    def along_scale(self, t: Tensor) -> float:
+    def along_scale(self, t: Array) -> float:
         """κ of the Hessian, which is diag(precision) + κ · towards towardsᵀ."""
         support = self.identity != 0
         return 1 / self.scale(t) ** 2 - float(self.precision[support].sum())
 
-    def turned(self, t: Tensor, move: Tensor) -> Tensor:
+    def turned(self, t: Array, move: Array) -> Array:
         """The Hessian at t times a step."""
         return self.precision * move + self.along_scale(t) * self.scale(move) * self.towards
 
@@ -83,11 +83,11 @@ class Prior:
 # --- curvature -------------------------------------------------------------------------------------------------------
 
 
-def inverse_of(family: str, sums: Sums, prior: Prior, t: Tensor, share: float = 1.0) -> Inverse:
+def inverse_of(family: str, sums: Sums, prior: Prior, t: Array, share: float = 1.0) -> Inverse:
     """The inverse of that share of a summed Hessian (of as much as is known of it), plus the prior's at t."""
     if "hess" in sums:
-        hessian = share * unpack_hessian(family, sums["hess"]) + torch.diag(prior.precision)
-        return _of_full(hessian + prior.along_scale(t) * torch.outer(prior.towards, prior.towards))
+        hessian = share * unpack_hessian(family, sums["hess"]) + np.diag(prior.precision)
+        return _of_full(hessian + prior.along_scale(t) * np.outer(prior.towards, prior.towards))
     if "blocks" in sums:
         solve = _of_blocks(share * unpack_symmetric(sums["blocks"]), prior.precision)
     else:
@@ -99,42 +99,43 @@ def inverse_of(family: str, sums: Sums, prior: Prior, t: Tensor, share: float = 
     return lambda gradient: (q := solve(gradient)) - kappa / bend * prior.scale(q) * through
 
 
-def _of_full(hessian: Tensor) -> Inverse:
+def _of_full(hessian: Array) -> Inverse:
     """Scaled to a unit diagonal first; flat directions (a class that nobody has) are left alone."""
-    scale = hessian.diagonal().clamp_min(1e-300).sqrt()
-    scaled = hessian / scale / scale[:, None]
-    scaled.diagonal().add_(1e-13)
-    factors, pivots, singular = torch.linalg.lu_factor_ex(scaled)
-    if int(singular):
-        return lambda gradient: gradient / scale / scale
-    return lambda gradient: torch.linalg.lu_solve(factors, pivots, (gradient / scale)[:, None])[:, 0] / scale
+    scale = np.sqrt(np.maximum(hessian.diagonal(), 1e-300))
+    scaled = hessian / scale / scale[:, None] + 1e-13 * np.eye(len(scale))
+
+    def solve(gradient: Array) -> Array:
+        try:
+            return np.linalg.solve(scaled, gradient / scale) / scale
+        except np.linalg.LinAlgError:
+            return gradient / scale / scale
+
+    return solve
 
 
-def _of_blocks(blocks: Tensor, precision: Tensor) -> Inverse:
+def _of_blocks(blocks: Array, precision: Array) -> Inverse:
     """Each class of a matrix by itself."""
     k = len(blocks)
-    whole = blocks + torch.diag_embed(precision.view(k, k + 1))
-    scale = whole.diagonal(dim1=1, dim2=2).clamp_min(1e-300).sqrt()
-    scaled = whole / scale[:, None] / scale[:, :, None] + 1e-10 * torch.eye(k + 1, dtype=whole.dtype)
-    inverse = torch.linalg.inv(scaled) / scale[:, None] / scale[:, :, None]
-    return lambda gradient: torch.einsum("kij,kj->ki", inverse, gradient.view(k, k + 1)).flatten()
+    whole = blocks + precision.reshape(k, k + 1, 1) * np.eye(k + 1)
+    scale = np.sqrt(np.maximum(whole.diagonal(axis1=1, axis2=2), 1e-300))
+    scaled = whole / scale[:, None] / scale[:, :, None] + 1e-10 * np.eye(k + 1)
+    inverse = np.linalg.inv(scaled) / scale[:, None] / scale[:, :, None]
+    return lambda gradient: (inverse @ gradient.reshape(k, k + 1, 1)).ravel()
 
 
-def _by_class(sums: Sums, precision: Tensor) -> Inverse:
+def _by_class(sums: Sums, precision: Array) -> Inverse:
     """The diagonal, or (vector) each class's scale with its shift."""
-    diagonal = (sums["diag"] + precision).clamp_min(1e-300)
+    diagonal = np.maximum(sums["diag"] + precision, 1e-300)
     if "cross" not in sums:
         return lambda gradient: gradient / diagonal
-    a, c = diagonal.chunk(2)
-    b = sums["cross"]
-    b = b * torch.clamp(
-        0.999 * (a * c).sqrt() / b.abs().clamp_min(1e-300), max=1.0
-    )  # rounding must not make it singular
+    a, c = np.split(diagonal, 2)
+    b = sums["cross"]  # rounding must not make it singular
+    b = b * np.minimum(0.999 * np.sqrt(a * c) / np.maximum(np.abs(b), 1e-300), 1.0)
     det = a * c - b * b
 
-    def solve(gradient: Tensor) -> Tensor:
-        g, h = gradient.chunk(2)
-        return torch.cat([(c * g - b * h) / det, (a * h - b * g) / det])
+    def solve(gradient: Array) -> Array:
+        g, h = np.split(gradient, 2)
+        return np.concatenate([(c * g - b * h) / det, (a * h - b * g) / det])
 
     return solve
 
@@ -149,7 +150,7 @@ class Descent:
     Steps are shortened until the loss falls. It ends when a step would gain less than `tol` nats; that is still taken.
     """
 
-    t: Tensor
+    t: Array
     prior: Prior
     tol: float
     rounds: int  # at most; then the step that is due is taken unseen if `trusting`, else the best point seen is the fit
@@ -158,17 +159,15 @@ class Descent:
     done: bool = False
     arrived: bool = False
     stopped: str = ""  # why it has not arrived, if it has not
-    pairs: list[tuple[Tensor, Tensor]] = field(
-        default_factory=list
-    )  # steps, and what they turned the loss's gradient by
-    _best: Tensor | None = None
-    _gradient: Tensor | None = None  # of the loss alone, there
+    pairs: list[tuple[Array, Array]] = field(default_factory=list)  # steps, and what they turned the loss's gradient by
+    _best: Array | None = None
+    _gradient: Array | None = None  # of the loss alone, there
     _loss: float = math.inf
-    _move: Tensor | None = None
+    _move: Array | None = None
     _promised: float = 0.0
     _scale: float = 1.0
 
-    def receive(self, loss: float, gradient: Tensor, inverse: Inverse, exact: bool) -> None:
+    def receive(self, loss: float, gradient: Array, inverse: Inverse, exact: bool) -> None:
         """Take the sums at `t`, and go on to the next point.
 
         Args:
@@ -193,7 +192,7 @@ class Descent:
         elif not self.rounds:
             self._stop("its limit of steps is reached")
 
-    def _accept(self, whole: float, gradient: Tensor, slope: Tensor, inverse: Inverse, exact: bool) -> None:
+    def _accept(self, whole: float, gradient: Array, slope: Array, inverse: Inverse, exact: bool) -> None:
         if self._best is not None and self._gradient is not None:
             moved, turned = self.t - self._best, gradient - self._gradient
             self.pairs = [*self.pairs, (moved, turned)][-MEMORY:] if float(moved @ turned) > 0 else self.pairs
@@ -218,8 +217,8 @@ class Descent:
             if (bent := float(moved @ whole)) > 0:
                 pairs.append((moved, whole, 1 / bent))
 
-        def two_loop(gradient: Tensor) -> Tensor:
-            q, weights = gradient.clone(), []
+        def two_loop(gradient: Array) -> Array:
+            q, weights = gradient.copy(), []
             for moved, turned, rho in reversed(pairs):
                 weights.append(rho * float(moved @ q))
                 q -= weights[-1] * turned
@@ -243,7 +242,7 @@ def warn_if_stopped(descent: Descent) -> None:
     """Whoever fits one map should know where the search has not arrived."""
     if descent.stopped:
         warnings.warn(
-            f"a fit of {descent.t.numel()} parameters stopped short of its optimum ({descent.stopped}): are some of the "
+            f"a fit of {descent.t.size} parameters stopped short of its optimum ({descent.stopped}): are some of the "
             "logits extreme, or wrong?",
             FedCalWarning,
             stacklevel=2,
@@ -270,7 +269,7 @@ class Group:
         lead = live[len(live) // 2]
         self._asked = [lead, *(descent for descent in live if descent is not lead)]
         wanted = "none" if self.curvature == "blocks" and self.known else self.curvature
-        return Points(self.family, self.fold, wanted, torch.unique_consecutive(self._at(), dim=0))
+        return Points(self.family, self.fold, wanted, self._at()[changes(self._at())])
 
     def receive(self, sums: Sums) -> None:
         """Hand the sums to the descents."""
@@ -279,7 +278,7 @@ class Group:
         if "blocks" in told:  # costly to invert
             for descent in self.descents:
                 descent.inverse = self.inverse(descent)
-        _, rows = torch.unique_consecutive(self._at(), dim=0, return_inverse=True)
+        rows = np.cumsum(changes(self._at())) - 1
         for i, descent in zip(rows.tolist(), self._asked, strict=True):
             inverse = descent.inverse or self.inverse(descent)
             descent.receive(float(sums["loss"][i]), sums["grad"][i], inverse, exact=not i and self.curvature == "full")
@@ -288,8 +287,13 @@ class Group:
         """The inverse of that share of the Hessian, and the prior's, as far as the group knows it."""
         return inverse_of(self.family, self.known, descent.prior, descent.t, share)
 
-    def _at(self) -> Tensor:
-        return torch.stack([descent.t for descent in self._asked])
+    def _at(self) -> Array:
+        return np.stack([descent.t for descent in self._asked])
+
+
+def changes(rows: Array) -> Array:
+    """Which rows differ from the one before; the first does."""
+    return np.append(True, (rows[1:] != rows[:-1]).any(1))
 
 
 def lockstep(groups: list[Group]) -> Generator[SumQuery, Sums, None]:

@@ -6,11 +6,10 @@ import math
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from fedcal.base.arrays import Array, Params
 from fedcal.base.folds import FOLDS
-from fedcal.base.logits import Params
 from fedcal.exact import maps, prior_shift, queries
 from fedcal.exact.linear import Curvature, identity, n_parameters, unpack_symmetric, widen
 from fedcal.exact.prepared import ALL, FoldMap
@@ -32,7 +31,7 @@ FOLD_LARGE = (
 )
 DIAGONAL = 30.0  # precision of a matrix's diagonal at most; vectors choose 10 to 100
 PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
-OCTAVES = 2.0 ** torch.arange(-3, 4, dtype=torch.float64)  # scales around a first guess
+OCTAVES = 2.0 ** np.arange(-3, 4)  # scales around a first guess
 GRIDS = 3  # of such scales at most
 
 
@@ -42,7 +41,7 @@ class Clients:
 
     k: int
     n: float
-    labels: Tensor  # (K,) how many samples of each class
+    labels: Array  # (K,) how many samples of each class
     mode: float  # of 1/T: 1, or more where the logits are microscopic, and less where they are huge
     begin: float  # a guess of 1/T
     folds_filled: bool
@@ -73,8 +72,10 @@ def _near_best_scale(clients: Clients) -> Generator[SumQuery, Sums, float]:
         grid = begin * OCTAVES
         sums = yield queries.LinearSums((Points("temperature", ALL, "none", grid[:, None]),))
         of_prior = [prior(b[None]) for b in grid]
-        losses = sums["0/loss"] + torch.tensor([value for value, _ in of_prior], dtype=torch.float64)
-        slopes = (sums["0/grad"][:, 0] + torch.cat([slope for _, slope in of_prior])) * grid * math.log(2)  # per octave
+        losses = sums["0/loss"] + np.array([value for value, _ in of_prior])
+        slopes = (
+            (sums["0/grad"][:, 0] + np.concatenate([slope for _, slope in of_prior])) * grid * math.log(2)
+        )  # per octave
         falling = int((slopes <= 0).sum())
         if 0 < falling < len(grid):
             below = slice(falling - 1, falling + 1)
@@ -104,15 +105,15 @@ def prior_of(family: str, ridge: float, clients: Clients) -> Prior:
     k, none = clients.k, identity(family, clients.k)
     scale, intercept = ridge / clients.begin**2, ridge if family == "bias" else min(ridge, 1.0)
     if family == "temperature":
-        precision = torch.zeros(1)
+        precision = np.zeros(1)
     elif family == "bias":
-        precision = torch.tensor([0.0] + [intercept] * k)
+        precision = np.array([0.0] + [intercept] * k)
     elif family == "vector":
-        precision = torch.tensor([scale] * k + [intercept] * k)
+        precision = np.array([scale] * k + [intercept] * k)
     else:
-        precision = torch.tensor([scale] * k + [intercept]).repeat(k)
+        precision = np.tile([scale] * k + [intercept], k)
         precision[none > 0] = min(ridge, DIAGONAL) / clients.begin**2
-    return Prior(none, precision.double(), clients.mode)
+    return Prior(none, precision, clients.mode)
 
 
 def curvature_of(family: str, k: int) -> Curvature:
@@ -123,7 +124,7 @@ def curvature_of(family: str, k: int) -> Curvature:
 
 
 def group_of(
-    family: str, ridges: tuple[float, ...], clients: Clients, tol: float, rounds: int, begin: Tensor | None = None
+    family: str, ridges: tuple[float, ...], clients: Clients, tol: float, rounds: int, begin: Array | None = None
 ) -> Group:
     """A family's fits at several ridges, all of which start from one map: if none is given, from a temperature's."""
     begin = clients.begin * identity(family, clients.k) if begin is None else begin
@@ -131,7 +132,7 @@ def group_of(
     return Group(family, [Descent(begin, prior, tol, rounds) for prior in priors], curvature_of(family, clients.k))
 
 
-def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuery, Sums, Tensor]:
+def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuery, Sums, Array]:
     """One family at one ridge, on all samples; one with too large a Hessian to send starts from the bias fit."""
     curvature, begin = curvature_of(family, clients.k), None
     if curvature != "full" and family != "bias":
@@ -227,9 +228,9 @@ def score(candidates: list[Candidate], clients: Clients) -> Generator[SumQuery, 
 class Scores:
     """Candidates' summed losses, their inner products, and hits."""
 
-    total: Tensor
-    gram: Tensor
-    hits: Tensor
+    total: Array
+    gram: Array
+    hits: Array
     n: float
 
     def paired(self, i: int, j: int) -> tuple[float, float]:
@@ -246,7 +247,7 @@ class Scores:
 # --- confidence maps and the prior shift -----------------------------------------------------------------------------
 
 
-def choose_map(histograms: Tensor, clients: Clients) -> Params:
+def choose_map(histograms: Array, clients: Clients) -> Params:
     """The mean of a beta map and of the best-shrunk histogram map, or none: kept if out of fold it is better.
 
     In logits, the parametric map's bias and the histogram's noise average out: held out, the mean beat either alone, and
@@ -267,7 +268,7 @@ def choose_map(histograms: Tensor, clients: Clients) -> Params:
             bins = maps.Bins.of(one)
             by_miss, by_hit = (a - b for a, b in zip(bins.losses({}), bins.losses(found), strict=True))
             gain += bins.total(by_miss, by_hit)
-            square += bins.total(by_miss.square(), by_hit.square())
+            square += bins.total(by_miss**2, by_hit**2)
         return gain, square
 
     pseudo = max(PSEUDO, key=lambda p: loss_of(p, False)[0])  # their means with the beta map lie between
@@ -280,7 +281,7 @@ def choose_map(histograms: Tensor, clients: Clients) -> Params:
     return {"beta": maps.fit_beta(whole), "hist": maps.hist_knots(whole, pseudo)}
 
 
-def fit_prior_shift(fold_map: FoldMap, confidence_map: Params, labels: Tensor) -> Generator[SumQuery, Sums, Params]:
+def fit_prior_shift(fold_map: FoldMap, confidence_map: Params, labels: Array) -> Generator[SumQuery, Sums, Params]:
     """What clients need for their prior shift (prior_shift.py): P, α, and the weights of the strengths.
 
     Args:

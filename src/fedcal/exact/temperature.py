@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import BLOCK, Params, keep_order
+from fedcal.base.arrays import Array, Params
+from fedcal.base.logits import BLOCK, keep_order
 
 # No real model needs a temperature beyond these: a fit that ends there had no optimum.
 T_MIN, T_MAX = 0.05, 20.0
 KEPT = 1 << 18  # logits of a client that are kept in the form that sums need; more are converted again each time
 
 
-def temperature(params: Params, logits: Tensor) -> Tensor:
-    """θ / T."""
+def temperature(params: Params, logits: Any) -> Any:
+    """θ / T, of an array or a tensor."""
     return keep_order(logits / params["temperature"], logits)
 
 
@@ -31,7 +32,7 @@ class TemperatureFit:
     steps: int
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> TemperatureFit:
+def fit_temperature(logits: Array, labels: Array) -> TemperatureFit:
     """argmin_T NLL(θ / T) in float64, by `temperature_search`.
 
     On large sets a spaced subset is fitted first: the full data then needs two or three passes.
@@ -73,27 +74,32 @@ def temperature_search(start: float = 1.0) -> Generator[float, tuple[float, floa
     return TemperatureFit(1 / b, converged=True, at_bound=False, steps=100)  # halved down to rounding
 
 
-def temperature_sums(logits: Tensor, labels: Tensor) -> Callable[[float], tuple[float, float]]:
+def temperature_sums(logits: Array, labels: Array) -> Callable[[float], tuple[float, float]]:
     """b ↦ the first two derivatives of Σ NLL(b θ), summed over samples: Σ (E_p θ − θ_y) and Σ Var_p θ."""
-    target = float((logits.gather(1, labels[:, None]).double() - logits.amax(dim=1, keepdim=True)).sum())
+    target = float((logits[np.arange(len(labels)), labels].astype(float) - logits.max(1, initial=-np.inf)).sum())
 
-    def cut() -> Iterator[Tensor]:
+    def cut() -> Iterator[Array]:
         # Classes first: reductions over a handful of classes then run along contiguous samples.
-        for z in logits.split(max(1, BLOCK // logits.shape[1])):
-            yield (z.double() - z.amax(dim=1, keepdim=True)).T.contiguous()
+        rows = max(1, BLOCK // logits.shape[1])
+        for start in range(0, len(logits), rows):
+            z = np.array(logits[start : start + rows].T, float, order="C")
+            z -= z.max(0)
+            yield z
 
-    kept = list(cut()) if logits.numel() <= KEPT else None
+    kept = list(cut()) if logits.size <= KEPT else None
 
     def sums(b: float) -> tuple[float, float]:
         gradient, curvature = -target, 0.0
         for z in kept or cut():
-            p = torch.mul(z, b).exp_()
+            p = np.multiply(z, b)
+            np.exp(p, out=p)
             total = p.sum(0)
-            p.mul_(z)
-            mean = p.sum(0).div_(total)
-            second = p.mul_(z).sum(0).div_(total)
+            p *= z
+            mean = p.sum(0) / total
+            p *= z
+            second = p.sum(0) / total
             gradient += float(mean.sum())
-            curvature += float(second.sum() - mean.dot(mean))
+            curvature += float(second.sum() - mean @ mean)
         return gradient, curvature
 
     return sums

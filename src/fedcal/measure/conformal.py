@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from fedcal.base.arrays import as_array
 from fedcal.base.checks import check_labels
 
 
@@ -20,7 +20,7 @@ class SetTally:
     size: float
 
     @classmethod
-    def of(cls, sets: Tensor, labels: Any, weights: Any = None) -> SetTally:
+    def of(cls, sets: Any, labels: Any, weights: Any = None) -> SetTally:
         """Tally prediction sets.
 
         Args:
@@ -28,10 +28,11 @@ class SetTally:
             labels: (N,) column numbers.
             weights: (N,) weights of the samples; 1 each if not given.
         """
-        labels = check_labels(labels, sets.shape[0], sets.shape[1])
-        w = torch.ones(len(labels), dtype=torch.float64) if weights is None else torch.as_tensor(weights).double()
-        covered = sets.gather(1, labels[:, None])[:, 0].double()
-        return cls(float(w.sum()), float(w @ covered), float(w @ sets.sum(1).double()))
+        sets = as_array(sets)
+        labels = check_labels(labels, *sets.shape)
+        w = np.ones(len(labels)) if weights is None else as_array(weights).astype(float)
+        covered = sets[np.arange(len(labels)), labels]
+        return cls(float(w.sum()), float(w @ covered), float(w @ sets.sum(1)))
 
     def __add__(self, other: SetTally) -> SetTally:
         return SetTally(self.n + other.n, self.covered + other.covered, self.size + other.size)

@@ -12,11 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import Array
 from fedcal.base.checks import (
-    as_tensor,
+    check_array,
     check_labels_alone,
     check_matrix,
     check_measured,
@@ -28,7 +27,7 @@ from fedcal.errors import FedCalError
 from fedcal.measure.reliability import Reliability, blocks, class_sums, equal_width, top_label
 
 
-def _checked(probs: Any, labels: Any, classes: Any) -> tuple[Tensor, Tensor]:
+def _checked(probs: Any, labels: Any, classes: Any) -> tuple[Array, Array]:
     checked = check_measured(probs, labels, classes)
     if not len(checked[1]):
         raise FedCalError("no samples: a metric of an empty set is undefined")
@@ -58,7 +57,7 @@ def accuracy(probs: Any, labels: Any, *, classes: Any = None) -> float:
         0.75
     """
     probs, labels = _checked(probs, labels, classes)
-    return float((probs.argmax(1) == labels).double().mean())
+    return float((probs.argmax(1) == labels).mean())
 
 
 def top_k(scores: Any, labels: Any, k: int = 3, *, classes: Any = None) -> float:
@@ -85,12 +84,12 @@ def top_k(scores: Any, labels: Any, k: int = 3, *, classes: Any = None) -> float
     k = check_whole(k, "k")
     if not len(labels):
         raise FedCalError("no samples: a metric of an empty set is undefined")
-    return float(rank_of_label(scores, labels).lt(k).double().mean())
+    return float((rank_of_label(scores, labels) < k).mean())
 
 
-def _checked_scores(values: Any) -> Tensor:
+def _checked_scores(values: Any) -> Array:
     """(N, K) scores of any kind, or (N,) probabilities of class 1."""
-    scores = as_tensor(values, "scores")
+    scores = check_array(values, "scores")
     return (
         check_probs(scores, "scores")
         if scores.ndim == 1 or scores.shape[1:] == (1,)
@@ -98,10 +97,10 @@ def _checked_scores(values: Any) -> Tensor:
     )
 
 
-def rank_of_label(scores: Tensor, labels: Tensor) -> Tensor:
+def rank_of_label(scores: Array, labels: Array) -> Array:
     """The number of classes ranked before the label: those with a higher score, and earlier ones with the same score."""
-    own = scores.gather(1, labels[:, None])
-    earlier = torch.arange(scores.shape[1]) < labels[:, None]
+    own = _of_label(scores, labels)[:, None]
+    earlier = np.arange(scores.shape[1]) < labels[:, None]
     return ((scores > own) | ((scores == own) & earlier)).sum(1)
 
 
@@ -124,7 +123,7 @@ def nll(probs: Any, labels: Any, *, classes: Any = None) -> float:
         0.4
     """
     probs, labels = _checked(probs, labels, classes)
-    return float(-log_probs(probs.gather(1, labels[:, None])).mean())
+    return float(-log_probs(_of_label(probs, labels)).mean())
 
 
 def brier(probs: Any, labels: Any, *, classes: Any = None) -> float:
@@ -146,12 +145,16 @@ def brier(probs: Any, labels: Any, *, classes: Any = None) -> float:
         0.25
     """
     probs, labels = _checked(probs, labels, classes)
-    return float(squared_error(probs.double(), labels).mean())
+    return float(squared_error(probs.astype(float), labels).mean())
 
 
-def squared_error(probs: Tensor, labels: Tensor) -> Tensor:
+def squared_error(probs: Array, labels: Array) -> Array:
     """Σ_k (p_k − 1[y = k])² of each sample."""
-    return probs.square().sum(1) + 1 - 2 * probs.gather(1, labels[:, None])[:, 0]
+    return np.einsum("ij,ij->i", probs, probs) + 1 - 2 * _of_label(probs, labels)
+
+
+def _of_label(values: Array, labels: Array) -> Array:
+    return values[np.arange(len(labels)), labels]
 
 
 def ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
@@ -246,8 +249,8 @@ def classwise_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = N
     return float(np.mean([one.ece() for one in classwise(*_checked(probs, labels, classes), n_bins)]))
 
 
-def classwise(probs: Tensor, labels: Tensor, n_bins: int = 15) -> tuple[Reliability, ...]:
+def classwise(probs: Array, labels: Array, n_bins: int = 15) -> tuple[Reliability, ...]:
     """The reliability of each class: its probability on every sample, against whether the sample is of that class."""
     edges = equal_width(n_bins)
-    sums = sum(class_sums(p.double().numpy(), y.numpy(), edges) for p, y in blocks(probs, labels))
+    sums = sum(class_sums(p.astype(float), y, edges) for p, y in blocks(probs, labels))
     return tuple(Reliability(edges, *one) for one in np.asarray(sums))

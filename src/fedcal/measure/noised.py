@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
+from fedcal.base.arrays import Array
 from fedcal.measure.reliability import LIMB, Reliability, equal_width
 from fedcal.measure.tally import FINE, Tally
 
 
-def noised_tally(losses: Tensor, table: Tensor, k: int) -> Tally:
+def noised_tally(losses: Array, table: Array, k: int) -> Tally:
     """Make a tally of noised sums.
 
     Counts are rounded, and brought within what counts can be. Metrics that need more than these sums (by class, or in bins of
@@ -20,10 +20,10 @@ def noised_tally(losses: Tensor, table: Tensor, k: int) -> Tally:
         table: (3, bins) samples, hits and summed confidence in bins of equal width.
         k: classes.
     """
-    count = np.rint(np.maximum(table[0].numpy(), 0)).astype(np.int64)
-    hits = np.rint(np.clip(table[1].numpy(), 0, count)).astype(np.int64)
+    count = np.rint(np.maximum(table[0], 0)).astype(np.int64)
+    hits = np.rint(np.clip(table[1], 0, count)).astype(np.int64)
     edges = equal_width(len(count))
-    confidence = np.clip(table[2].numpy(), count * edges[:-1], count * edges[1:]) * 2.0**LIMB
+    confidence = np.clip(table[2], count * edges[:-1], count * edges[1:]) * 2.0**LIMB
     high = np.floor(confidence)
     limbs = high.astype(np.int64), np.rint((confidence - high) * 2.0**LIMB).astype(np.int64)
     n, correct = int(count.sum()), int(hits.sum())

@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import Array, Params, logsumexp
 from fedcal.errors import FedCalError, unknown
 from fedcal.measure.interval import SHRINK, TINY, critical, ece_interval, excess, largest_bias
 from fedcal.measure.metrics import rank_of_label
 from fedcal.measure.reliability import equal_width, find_bins
 
-PARTS = ("errors", "confidence", "joint", "products")  # of the sums as tensors
+PARTS = ("errors", "confidence", "joint", "products")  # of the sums as arrays
 MOST_BINS = 1024  # of all views together: with more, their joint sums would take too much memory
 Top = tuple[np.ndarray, np.ndarray]  # each sample's confidence, and whether its top class is the label
 Difference = tuple[float, float, float]  # measured, low, high
@@ -90,29 +89,29 @@ class Paired:
 
     # --- on the wire -------------------------------------------------------------------------------------------
 
-    def to_tensors(self) -> dict[str, Tensor]:
-        """A flat dict of tensors, for a message. `from_tensors` makes exactly these sums of it."""
-        return {name: torch.from_numpy(part) for name, part in zip(PARTS, self._sums(), strict=True)}
+    def to_arrays(self) -> Params:
+        """A flat dict of arrays, for a message. `from_arrays` makes exactly these sums of it."""
+        return dict(zip(PARTS, self._sums(), strict=True))
 
     @classmethod
-    def from_tensors(cls, views: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Paired:
-        """Read what `to_tensors` gave.
+    def from_arrays(cls, views: tuple[str, ...], arrays: Mapping[str, Array]) -> Paired:
+        """Read what `to_arrays` gave.
 
         Args:
             views: the names of the views, in order.
-            tensors: the sums.
+            arrays: the sums.
 
         Raises:
             FedCalError: no samples can give these sums.
         """
-        first = tensors.get("errors")
+        first = arrays.get("errors")
         bins = first.shape[-1] if first is not None and first.ndim else 0
         for name in PARTS:
-            kind = torch.int64 if name == "joint" else torch.float64
+            kind = np.int64 if name == "joint" else np.float64
             shape = (len(views), bins) * (1 if name in ("errors", "confidence") else 2)
-            if name not in tensors or tensors[name].dtype != kind or tuple(tensors[name].shape) != shape:
+            if name not in arrays or arrays[name].dtype != kind or arrays[name].shape != shape:
                 raise FedCalError(f"not paired sums: {name!r} is missing, or of another type or shape")
-        errors, confidence, joint, products = (tensors[name].numpy() for name in PARTS)
+        errors, confidence, joint, products = (arrays[name] for name in PARTS)
         n = int(joint[0, :, 0].sum())
         counts = np.stack([np.diag(joint[v, :, v]) for v in range(len(views))])
         possible = (
@@ -201,9 +200,9 @@ def comparable(n_views: int, n_bins: int) -> bool:
     return n_views > 1 and n_views * n_bins <= MOST_BINS
 
 
-def top_of(logits: Tensor, labels: Tensor) -> Top:
+def top_of(logits: Array, labels: Array) -> Top:
     """Each sample's confidence, and whether its top class (the first on a tie) is the label, from float64 logits."""
     if not len(labels):
         return np.empty(0), np.empty(0, bool)
-    confidence = (logits.amax(dim=1) - logits.logsumexp(dim=1)).exp()
-    return confidence.numpy(), (rank_of_label(logits, labels) == 0).numpy()
+    confidence = np.exp(logits.max(1) - logsumexp(logits, 1))
+    return confidence, rank_of_label(logits, labels) == 0

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import Array, as_array
 from fedcal.base.bins import equal_mass
 from fedcal.base.checks import check_measured, check_whole
 from fedcal.errors import FedCalError
@@ -249,8 +248,9 @@ class Reliability:
         return self.confidence_sum / np.maximum(self.count, 1)
 
 
-def blocks(rows: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of consecutive samples, each a few MB large. Without samples there is one empty block."""
+def blocks(rows: Any, labels: Any) -> Iterator[tuple[Array, Array]]:
+    """Blocks of consecutive samples (of arrays or tensors), each a few MB large. Without samples there is one empty block."""
+    rows, labels = as_array(rows), as_array(labels)
     size = max(1, ENTRIES // max(1, rows.shape[1]))
     for start in range(0, max(1, len(labels)), size):
         yield rows[start : start + size], labels[start : start + size]
@@ -297,12 +297,12 @@ def find_bins(confidence: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return bins
 
 
-def top_label(probs: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def top_label(probs: Array, labels: Array) -> tuple[np.ndarray, np.ndarray]:
     """Each sample's confidence (in float64) and whether its top class, the first on a tie, is the label."""
-    confidence = probs.amax(dim=1)
-    correct = probs.gather(1, labels[:, None])[:, 0] == confidence
-    low = (correct & (confidence <= 0.51)).nonzero()[:, 0]  # above one half no two classes can tie
+    confidence = probs.max(1, initial=0)
+    correct = probs[np.arange(len(labels)), labels] == confidence
+    low = np.flatnonzero(correct & (confidence <= 0.51))  # above one half no two classes can tie
     rows, tops = probs[low], confidence[low, None]
-    if torch.count_nonzero(rows == tops) > len(low):  # an argmax is slow, and few sets have ties
-        correct[low] = rows.argmax(dim=1) == labels[low]
-    return confidence.double().numpy(), correct.numpy()
+    if np.count_nonzero(rows == tops) > len(low):  # an argmax is slow, and few sets have ties
+        correct[low] = rows.argmax(1) == labels[low]
+    return confidence.astype(float), correct

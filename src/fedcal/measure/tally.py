@@ -14,9 +14,8 @@ from operator import add
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import Array, Params, log_softmax
 from fedcal.base.checks import check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.metrics import rank_of_label, squared_error
@@ -26,7 +25,7 @@ from fedcal.measure.reliability import Reliability, blocks, class_sums, equal_wi
 # Fine bins for the equal-mass ECE: evenly spaced in log-odds from 1e-3 to 1 − 1e-9, dense where confidences are.
 FINE = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(np.log(1e-3), np.log(1e9), 1023))), [1.0]])
 
-PARTS = ("counts", "sums", "classes", "reliability", "fine", "classwise")  # of a tally as tensors
+PARTS = ("counts", "sums", "classes", "reliability", "fine", "classwise")  # of a tally as arrays
 
 
 @dataclass(frozen=True)
@@ -46,39 +45,39 @@ class Tally:
     predicted: np.ndarray  # (K,) samples predicted to be of each class
 
     @classmethod
-    def of(cls, logits: Tensor, labels: Tensor, n_bins: int = 15) -> Tally:
+    def of(cls, logits: Any, labels: Any, n_bins: int = 15) -> Tally:
         """Tally samples, in float64 and block by block to save memory.
 
         Args:
-            logits: (N, K) calibrated logits. Ranks come from them, because probabilities underflow.
+            logits: (N, K) calibrated logits, an array or a tensor. Ranks come from them, because probabilities underflow.
             labels: (N,) column numbers.
             n_bins: equal-width confidence bins.
 
         Raises:
             FedCalError: a logit is not finite.
         """
-        return pooled([cls._of_block(z.double(), y, n_bins) for z, y in blocks(logits, labels)])
+        return pooled([cls._of_block(z.astype(float, "C", copy=False), y, n_bins) for z, y in blocks(logits, labels)])
 
     @classmethod
-    def _of_block(cls, logits: Tensor, labels: Tensor, n_bins: int) -> Tally:
-        if not logits.isfinite().all():
+    def _of_block(cls, logits: Array, labels: Array, n_bins: int) -> Tally:
+        if not np.isfinite(logits).all():
             raise FedCalError("logits are not finite, so the model or a scaler diverged: lower lr, or the method's lr")
-        log_probs, rank = logits.log_softmax(dim=1), rank_of_label(logits, labels)
-        probs, correct = log_probs.exp(), (rank == 0).numpy()
-        confidence = probs.amax(dim=1).numpy() if len(labels) else np.empty(0)
+        log_probs, rank = log_softmax(logits, 1), rank_of_label(logits, labels)
+        probs, correct = np.exp(log_probs), rank == 0
+        confidence = probs.max(1) if len(labels) else np.empty(0)
         edges = equal_width(n_bins)
         return cls(
             n=len(labels),
             correct=int(correct.sum()),
             top3=int((rank < 3).sum()),
-            nll=float(-log_probs.gather(1, labels[:, None]).sum()),
+            nll=float(-log_probs[np.arange(len(labels)), labels].sum()),
             brier=float(squared_error(probs, labels).sum()),
             confidence=float(confidence.sum()),
             reliability=Reliability.of_top(confidence, correct, edges),
             fine=Reliability.of_top(confidence, correct, FINE),
-            classes=class_sums(probs.numpy(), labels.numpy(), edges),
-            hits=torch.bincount(labels[rank == 0], minlength=logits.shape[1]).numpy(),
-            predicted=torch.bincount(logits.argmax(dim=1), minlength=logits.shape[1]).numpy(),
+            classes=class_sums(probs, labels, edges),
+            hits=np.bincount(labels[correct], minlength=logits.shape[1]),
+            predicted=np.bincount(logits.argmax(1), minlength=logits.shape[1]),
         )
 
     @property
@@ -157,34 +156,34 @@ class Tally:
 
     # --- on the wire -------------------------------------------------------------------------------------------
 
-    def to_tensors(self) -> dict[str, Tensor]:
-        """A flat dict of tensors, for a message or a file. `from_tensors` makes exactly this tally of it."""
+    def to_arrays(self) -> Params:
+        """A flat dict of arrays, for a message or a file. `from_arrays` makes exactly this tally of it."""
         return {
-            "counts": torch.tensor([self.n, self.correct, self.top3]),
-            "sums": torch.tensor([self.nll, self.brier, self.confidence], dtype=torch.float64),
-            "classes": torch.from_numpy(np.stack([self.hits, self.predicted])),
-            "reliability": torch.from_numpy(self.reliability.sums()),
-            "fine": torch.from_numpy(self.fine.sums()),
-            "classwise": torch.from_numpy(self.classes),
+            "counts": np.array([self.n, self.correct, self.top3], np.int64),
+            "sums": np.array([self.nll, self.brier, self.confidence]),
+            "classes": np.stack([self.hits, self.predicted]),
+            "reliability": self.reliability.sums(),
+            "fine": self.fine.sums(),
+            "classwise": self.classes,
         }
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Tally:
-        """Read what `to_tensors` gave.
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Tally:
+        """Read what `to_arrays` gave.
 
         Raises:
             FedCalError: shapes, types or counts are not those of a tally.
         """
-        kind = {name: torch.float64 if name == "sums" else torch.int64 for name in PARTS}
-        wrong = [name for name in PARTS if name not in tensors or tensors[name].dtype != kind[name]]
+        kind = {name: np.float64 if name == "sums" else np.int64 for name in PARTS}
+        wrong = [name for name in PARTS if name not in arrays or arrays[name].dtype != kind[name]]
         if wrong:
             raise FedCalError(f"not a tally: {wrong[0]!r} is missing or of another type")
-        counts, sums, classes, top, fine, each = (tensors[name].numpy() for name in PARTS)
+        counts, sums, classes, top, fine, each = (arrays[name] for name in PARTS)
         k, bins = (classes.shape[-1], top.shape[-1]) if classes.ndim and top.ndim else (0, 0)
         shapes = ((3,), (3,), (2, k), (4, bins), (4, len(FINE) - 1), (k, 4, bins))
         for name, shape in zip(PARTS, shapes, strict=True):
-            if tuple(tensors[name].shape) != shape:
-                raise FedCalError(f"not a tally: {name!r} has shape {tuple(tensors[name].shape)}, not {shape}")
+            if arrays[name].shape != shape:
+                raise FedCalError(f"not a tally: {name!r} has shape {arrays[name].shape}, not {shape}")
         (n, correct, top3), (nll, brier, confidence) = counts.tolist(), sums.tolist()
         bins_of = Reliability(equal_width(bins), *top), Reliability(FINE, *fine), each
         tally = cls(n, correct, top3, nll, brier, confidence, *bins_of, classes[0], classes[1])

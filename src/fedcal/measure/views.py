@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
+from fedcal.base.arrays import as_array
 from fedcal.errors import FedCalError
 from fedcal.measure.paired import Difference, Paired, comparable, top_of
 from fedcal.measure.reliability import blocks
 from fedcal.measure.tally import Tally, over_clients, pooled
 
-View = Callable[[str, Tensor], Tensor]  # (client, logits) -> calibrated logits
+View = Callable[[str, Any], Any]  # (client, logits) -> calibrated logits
 POOLED = "pooled"  # in tables, the row of all clients' samples together
 
 
-def unchanged(client: str, logits: Tensor) -> Tensor:
+def unchanged(client: str, logits: Any) -> Any:
     """The view of the model as it is."""
     return logits
 
@@ -36,7 +35,7 @@ class Measured:
 
     @classmethod
     def of(
-        cls, client: str, logits: Mapping[str, Tensor], labels: Tensor, n_bins: int = 15, compare: bool = True
+        cls, client: str, logits: Mapping[str, Any], labels: Any, n_bins: int = 15, compare: bool = True
     ) -> Measured:
         """Measure one client's samples.
 
@@ -47,7 +46,8 @@ class Measured:
             n_bins: equal-width confidence bins.
             compare: whether to sum up what compares the views. A single view, or too many bins, are never compared.
         """
-        views = {view: z.double() for view, z in logits.items()}
+        views = {view: as_array(z).astype(float, "C", copy=False) for view, z in logits.items()}
+        labels = as_array(labels)
         tallies = {view: {client: Tally.of(z, labels, n_bins)} for view, z in views.items()}
         if not compare or not comparable(len(views), n_bins):
             return cls(tallies)
@@ -118,7 +118,7 @@ def add_up(parts: Iterable[Measured]) -> Measured:
 
 
 def measure(
-    samples: Mapping[str, tuple[Tensor, Tensor]], views: Mapping[str, View], n_bins: int = 15, compare: bool = True
+    samples: Mapping[str, tuple[Any, Any]], views: Mapping[str, View], n_bins: int = 15, compare: bool = True
 ) -> Measured:
     """Measure every client's samples under every view, a block of samples at a time, so that it needs little memory.
 

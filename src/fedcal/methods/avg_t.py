@@ -6,11 +6,11 @@ The paper prints θ / Σ T_c; the mean is meant (docs/paper.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Array, Params
 from fedcal.exact.temperature import fit_temperature, temperature
 from fedcal.methods.method import Averaged, Draw, Update, mean
 
@@ -22,21 +22,21 @@ class AvgT(Averaged):
     name: str = "avg-t"
     summary: str = "mean of the clients' temperatures"
 
-    def init(self, n_classes: int, rng: torch.Generator) -> Params:
-        return {"temperature": torch.ones((), dtype=torch.float64)}
+    def init(self, n_classes: int, draw: Draw) -> Params:
+        return {"temperature": np.ones(())}
 
-    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
+    def fit(self, params: Params, memory: Params, logits: Array, labels: Array, draw: Draw) -> Update:
         return client_temperature(params, logits, labels)
 
     def combine(self, params: Params, updates: list[Update]) -> Params:
         return mean(updates)
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
+    def apply(self, params: Params, logits: Any) -> Any:
         return temperature(params, logits)
 
 
-def client_temperature(received: Params, logits: Tensor, labels: Tensor) -> Update:
+def client_temperature(received: Params, logits: Array, labels: Array) -> Update:
     """A client's temperature; where its samples determine none (one class, separable, too few), the received one."""
     fit = fit_temperature(logits, labels)
-    known = received["temperature"] if fit.at_bound else torch.tensor(fit.temperature, dtype=torch.float64)
+    known = received["temperature"] if fit.at_bound else np.array(fit.temperature)
     return Update({"temperature": known}, len(labels), {"temperature": known}, {"degenerate": float(fit.at_bound)})

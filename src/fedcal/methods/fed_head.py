@@ -14,14 +14,14 @@ leans towards the last round's clients, and a linear map of K logits can undo le
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Array, Params, double
 from fedcal.errors import FedCalError
 from fedcal.exact import queries
-from fedcal.exact.head import HEAD, HEAD_ALL, head_logits
+from fedcal.exact.head import HEAD, HEAD_ALL, apply_head
 from fedcal.exact.head_fit import CHOOSING_ROUNDS, FOLD_ROUNDS, RIDGES, choose_head
 from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
 from fedcal.exact.head_samples import HeadSamples
@@ -57,7 +57,7 @@ class FedHead(Additive):
     def classes_of(self, width: int) -> int:
         return width - self._d - 1
 
-    def logits(self, rows: Tensor) -> Tensor:
+    def logits(self, rows: Any) -> Any:
         return rows[:, : self.classes_of(rows.shape[1])]
 
     def prepare(self, samples: Prepared) -> Prepared:
@@ -94,7 +94,7 @@ class FedHead(Additive):
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes, folded=True)
         if too_few(clients):
-            return {"temperature": (yield from fit_linear("temperature", 0.0, clients)), "fallback": torch.ones(())}
+            return {"temperature": (yield from fit_linear("temperature", 0.0, clients)), "fallback": np.ones(())}
         _, chosen = yield from choose_family(PLUS.ridges(n_classes), clients)
         head = yield from choose_head(chosen.fold_map, chosen.family == "temperature", clients)
         params = {chosen.family: chosen.folds[ALL].t} if head is None else {HEAD: head.whole, "trained": head.trained}
@@ -105,20 +105,20 @@ class FedHead(Additive):
 
     # --- the scaler ------------------------------------------------------------------------------------------------------
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
-        logits = logits.double()  # rows may come in float32: they are many
+    def apply(self, params: Params, logits: Any) -> Any:
+        logits = double(logits)  # rows may come in float32: they are many
         z = self.logits(logits)
         if HEAD not in params:
             return apply_confidence_map(
                 first_stage({name: t for name, t in params.items() if name in FAMILIES}, z), params
             )
-        return apply_confidence_map(head_logits(params[HEAD], centre(z), logits[:, z.shape[1] : -1]), params)
+        return apply_confidence_map(apply_head(params[HEAD], centre(z), logits[:, z.shape[1] : -1]), params)
 
-    def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
+    def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
         return personal_shift(lambda rows: self.apply(params, rows), params, logits, labels)
 
-    def apply_personal(self, params: Params, personal: Params, logits: Tensor) -> Tensor:
-        return self.apply(params, logits) + personal.get("shift", torch.zeros((), dtype=torch.float64))
+    def apply_personal(self, params: Params, personal: Params, logits: Any) -> Any:
+        return self.apply(params, logits) + personal.get("shift", 0.0)
 
 
 def with_features_of(method: Method, d: int) -> Method:

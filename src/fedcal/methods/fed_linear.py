@@ -7,11 +7,9 @@ round's classes. It may move the argmax, usually for the better.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from torch import Tensor
-
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params
 from fedcal.base.query import Query
 from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
@@ -59,11 +57,11 @@ class FedLinear(Additive):
             return {self.family: query.points[0].at[0]}
         return {}
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
+    def apply(self, params: Params, logits: Any) -> Any:
         return first_stage(params, logits)
 
 
-def first_stage(params: Params, logits: Tensor) -> Tensor:
+def first_stage(params: Params, logits: Any) -> Any:
     """The linear map that `params` holds under its family's name."""
     family = next(family for family in FAMILIES if family in params)
     return apply_linear(family, params[family], centre(logits))

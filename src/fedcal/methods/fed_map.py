@@ -8,11 +8,10 @@ logit alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from torch import Tensor
-
-from fedcal.base.logits import Params, keep_order
+from fedcal.base.arrays import Params
+from fedcal.base.logits import keep_order
 from fedcal.exact import maps, queries
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.private import fit_confidences, fit_privately
@@ -51,7 +50,7 @@ class FedMap(Additive):
         fit = yield from fit_privately(n_classes, "temperature", clip, also=True)
         return fit.params | (yield from fit_confidences(fit, self.kind, self.pseudo))
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
+    def apply(self, params: Params, logits: Any) -> Any:
         u = first_stage(params, logits)
         _, log_p, log_q = maps.top(u)
         lift = maps.lift if self.lift == "top" else maps.lift_by_temperature

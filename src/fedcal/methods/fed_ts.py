@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params
 from fedcal.base.query import Query
 from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import Slope
@@ -35,14 +35,14 @@ class FedTS(Additive):
             try:
                 b = search.send((slope, curvature))
             except StopIteration as finished:
-                return {"temperature": torch.tensor(finished.value.temperature, dtype=torch.float64)}
+                return {"temperature": np.array(finished.value.temperature)}
 
     def private_program(self, n_classes: int, clip: float | None) -> Program:
         found = (yield from fit_privately(n_classes, "temperature", clip)).params
-        return found | {"temperature": (1 / found["temperature"][0]).clamp(T_MIN, T_MAX)}
+        return found | {"temperature": np.clip(1 / found["temperature"][0], T_MIN, T_MAX)}
 
     def params_from(self, query: Query) -> Params:
-        return {"temperature": torch.tensor(1 / query.b, dtype=torch.float64)} if isinstance(query, Slope) else {}
+        return {"temperature": np.array(1 / query.b)} if isinstance(query, Slope) else {}
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
+    def apply(self, params: Params, logits: Any) -> Any:
         return temperature(params, logits)

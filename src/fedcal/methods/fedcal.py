@@ -12,14 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Array, Params, arrays, tensor, tensors, with_tensors
 from fedcal.methods.method import ROUNDS, Averaged, Draw, Update, mean, option
-from fedcal.nets.matching import match, permute, permuted_share
-from fedcal.nets.mlp import init_mlp, order_preserving, plain_mlp
-from fedcal.nets.train import Training, train_scaler
+from fedcal.nets.training import Training
 
 
 @dataclass(frozen=True)
@@ -59,24 +54,39 @@ class FedCal(Averaged):
     def training(self) -> Training:
         return Training(self.lr, self.steps, self.weight_decay, self.patience, self.min_samples)
 
-    def init(self, n_classes: int, rng: torch.Generator) -> Params:
-        return init_mlp(n_classes, self.hidden, rng)
+    def init(self, n_classes: int, draw: Draw) -> Params:
+        from fedcal.nets.mlp import init_mlp
 
-    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
-        start, notes = self.start_of(params, memory, draw)
-        trained, steps = train_scaler(start, self.apply, logits, labels, self.training)  # line 20
+        return arrays(init_mlp(n_classes, self.hidden, draw()))
+
+    def fit(self, params: Params, memory: Params, logits: Array, labels: Array, draw: Draw) -> Update:
+        z, y = tensor(logits), tensor(labels)
+        from fedcal.nets.train import train_scaler
+
+        start, notes = self.start_of(tensors(params), tensors(memory), draw)
+        net, steps = train_scaler(start, self.apply, z, y, self.training)  # line 20
+        trained = arrays(net)
         return Update(trained, len(labels), trained, {**notes, "steps": float(steps)})
 
     def combine(self, params: Params, updates: list[Update]) -> Params:
         return mean(updates, weighted=self.weights == "samples")  # line 8
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
+    @with_tensors
+    def apply(self, params: Any, logits: Any) -> Any:
+        from fedcal.nets.mlp import order_preserving, plain_mlp
+
         if self.net == "plain":
             return plain_mlp(params, logits)
         return order_preserving(params, logits, sorted_input=self.net == "sorted")
 
-    def start_of(self, params: Params, memory: Params, draw: Draw) -> tuple[Params, dict[str, float]]:
-        """Lines 12–13: π_c ← M(π_c) with M ← WeightMatching(π̄, π_c); `memory` is the client's last net π_c."""
+    def start_of(self, params: Any, memory: Any, draw: Draw) -> tuple[Any, dict[str, float]]:
+        """Lines 12–13: π_c ← M(π_c) with M ← WeightMatching(π̄, π_c); `memory` is the client's last net π_c.
+
+        Nets are dicts of tensors here.
+        """
+        from fedcal.nets.matching import match, permute, permuted_share
+        from fedcal.nets.mlp import init_mlp
+
         if self.start == "global":
             return params, {}
         last = memory or (params if self.shared_init else init_mlp(params["w1"].shape[1], self.hidden, draw()))

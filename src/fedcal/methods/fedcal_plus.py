@@ -14,15 +14,16 @@ would move decisions at a client, so that with `keep` it has to be asked for: `p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from fedcal.base.arrays import Array, Params, namespace, sigmoid
 from fedcal.base.folds import FOLDS
-from fedcal.base.logits import BLOCK, Params, keep_order
+from fedcal.base.logits import BLOCK, keep_order
 from fedcal.exact import maps, prior_shift, queries
 from fedcal.exact.linear import FAMILIES, centre, n_parameters
 from fedcal.exact.prepared import ALL
@@ -106,7 +107,7 @@ class FedCalPlus(Additive):
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes, folded=True)
         if too_few(clients):
-            return {"temperature": (yield from fit_linear("temperature", 0.0, clients)), "fallback": torch.ones(())}
+            return {"temperature": (yield from fit_linear("temperature", 0.0, clients)), "fallback": np.ones(())}
         temperature, chosen = yield from choose_family(self.ridges(n_classes), clients)
         family, fold_map = chosen.family, chosen.fold_map
         model_top = self.accuracy == "keep" and family != "temperature"
@@ -126,33 +127,33 @@ class FedCalPlus(Additive):
         chosen = fit.params
         if keep and fit.family != "temperature" and not fit.fallback:
             chosen |= {
-                "order": torch.tensor([fit.scale], dtype=torch.float64),
-                "least": torch.zeros((), dtype=torch.float64),
+                "order": np.array([fit.scale]),
+                "least": np.zeros(()),
             }
         return chosen | (prior_shift.without_release(fit.labels, fit.noise) if self._shifted else {})
 
-    def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
+    def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
         """The shift to the client's own label distribution: from its labels, or estimated where it has none."""
         return personal_shift(lambda z: self._posterior(params, z), params, logits, labels)
 
-    def apply_personal(self, params: Params, personal: Params, logits: Tensor) -> Tensor:
+    def apply_personal(self, params: Params, personal: Params, logits: Any) -> Any:
         return (
             self._posterior(params, logits) + personal["shift"] if "shift" in personal else self.apply(params, logits)
         )
 
-    def _posterior(self, params: Params, logits: Tensor) -> Tensor:
+    def _posterior(self, params: Params, logits: Any) -> Any:
         """What the scaler believes of all classes, which a client may shift: without the order that `keep` puts back."""
         u = first_stage({name: t for name, t in params.items() if name in FAMILIES}, logits)
         return u if "order" in params else apply_confidence_map(u, params)
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
+    def apply(self, params: Params, logits: Any) -> Any:
         u = self._posterior(params, logits)
         if "order" not in params:
             return keep_order(u, logits) if self.accuracy == "keep" else u
         own = params["order"][0] * centre(logits)
         v = maps.map_log_odds(params, *maps.log_odds(u, own.argmax(1)))
-        lowest = -torch.log(torch.tensor(logits.shape[1] - 1.0, dtype=torch.float64))
-        v = torch.where(v.sigmoid() <= params["least"], lowest, v)
+        lowest = -math.log(logits.shape[1] - 1)
+        v = namespace(v).where(sigmoid(v) <= params["least"], lowest, v)
         return keep_order(maps.lift(own, v), logits)
 
 
@@ -162,19 +163,16 @@ def too_few(clients: Clients) -> bool:
     return clients.n < MIN_SAMPLES or one_class or not clients.folds_filled
 
 
-def personal_shift(
-    posterior: Callable[[Tensor], Tensor], params: Params, logits: Tensor, labels: Tensor | None
-) -> Params:
+def personal_shift(posterior: Callable[[Array], Array], params: Params, logits: Array, labels: Array | None) -> Params:
     """A client's shift to its own label distribution: from its labels, or estimated where it has none."""
     if "prior" not in params:
         return {}
     if labels is None:
         return {"shift": prior_shift.shift_unlabelled(params, posterior(logits))}
-    chunks = (
-        (posterior(z), y, torch.zeros_like(y))
-        for z, y in zip(*(v.split(max(1, BLOCK // logits.shape[1])) for v in (logits, labels)), strict=True)
-    )
-    counts = prior_shift.label_counts(labels, torch.zeros_like(labels), 1, len(params["prior"]))
+    rows = max(1, BLOCK // logits.shape[1])
+    parts = (slice(first, first + rows) for first in range(0, len(labels), rows))
+    chunks = ((posterior(logits[part]), labels[part], np.zeros_like(labels[part])) for part in parts)
+    counts = prior_shift.label_counts(labels, np.zeros_like(labels), 1, len(params["prior"]))
     likelihood = prior_shift.shift_likelihood(chunks, counts, params["prior"], params["alpha"])
     return {"shift": prior_shift.shift(params, labels, likelihood[0])}
 
@@ -218,12 +216,12 @@ def ridges_of(family: str, k: int) -> tuple[float, ...]:
     }[family]
 
 
-def _least(found: Params, histogram: Tensor, k: int) -> Tensor:
+def _least(found: Params, histogram: Array, k: int) -> Array:
     """The confidence below which samples are lumped at 1/K, the least that a top label of K can show: the lowest ones
     whose mean is that, so that together they are right."""
     count, _, confidence = histogram[:3]
     live = count > 0
-    p = (confidence[live] / count[live]).clamp(1e-12, 1 - 1e-12)
-    q = maps.map_log_odds(found, p.log(), -torch.log1p(-p)).sigmoid()
-    low = (q * count[live]).cumsum(0) / count[live].cumsum(0) < 1 / k
-    return q[low].max() if bool(low.any()) else torch.zeros((), dtype=torch.float64)
+    p = np.clip(confidence[live] / count[live], 1e-12, 1 - 1e-12)
+    q = sigmoid(maps.map_log_odds(found, np.log(p), -np.log1p(-p)))
+    low = np.cumsum(q * count[live]) / np.cumsum(count[live]) < 1 / k
+    return q[low].max() if low.any() else np.zeros(())

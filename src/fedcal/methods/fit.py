@@ -10,18 +10,20 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Array, Params
 from fedcal.base.query import Query, contiguous
-from fedcal.base.seeds import torch_rng
+from fedcal.base.seeds import stream_seed, torch_rng
 from fedcal.base.store import nest, unnest
 from fedcal.errors import FedCalError, counted
 from fedcal.exact.solve import Program
 from fedcal.methods.robust import Robust, robust_mean
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ class FitScaler(Query):
     params: Params
     draw: int  # the round's random number, from which each client derives its own stream
 
-    def stream(self, logits: Tensor, labels: Tensor) -> torch.Generator:
+    def stream(self, logits: Array, labels: Array) -> torch.Generator:
         """Return the random stream of a client with these samples."""
-        samples = hashlib.blake2b(logits.double().contiguous().numpy().data, digest_size=8)
-        samples.update(labels.contiguous().numpy().data)
+        samples = hashlib.blake2b(np.ascontiguousarray(logits, float).data, digest_size=8)
+        samples.update(np.ascontiguousarray(labels).data)
         return torch_rng(self.draw, "client", samples.hexdigest())
 
 
@@ -71,7 +73,7 @@ class Fit(ABC):
 
     @abstractmethod
     def state(self, since: int = 0) -> tuple[Params, dict[str, Any]]:
-        """Return tensors and JSON values that bring the fit back; of an exact fit only the rounds after `since`."""
+        """Return arrays and JSON values that bring the fit back; of an exact fit only the rounds after `since`."""
 
     @abstractmethod
     def load(self, tensors: Params, about: dict[str, Any]) -> None:
@@ -105,8 +107,7 @@ class AveragingFit(Fit):
     def query(self) -> Query | None:  # pyright: ignore[reportIncompatibleVariableOverride] - it follows from the rest
         if self.received >= self.rounds:
             return None
-        draw = torch_rng(self.seed, "scaler", self.received).initial_seed()
-        return FitScaler(contiguous(self.params), draw)
+        return FitScaler(contiguous(self.params), stream_seed(self.seed, "scaler", self.received))
 
     def gather(self, updates: Iterable[tuple[str, Update]]) -> dict[str, Update]:
         return dict(updates)
@@ -172,7 +173,7 @@ class ExactFit(Fit):
             if finished.value is None:  # the program had ended before, with the scaler or with an error
                 raise FedCalError("the fit has ended already: start again") from None
             self.params, self.query = contiguous(finished.value), None
-        except (RuntimeError, ArithmeticError, KeyError, IndexError) as error:
+        except (RuntimeError, ArithmeticError, LookupError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise FedCalError(f"round {self.received}: the sums lead nowhere ({reason}): check the clients") from None
         if self.query is not None and self.received >= self.rounds:
@@ -210,7 +211,7 @@ class Total:
     """
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[tuple[int, Tensor]]] = {}  # by name: sums of 2^level updates, level falling
+        self._parts: dict[str, list[tuple[int, Array]]] = {}  # by name: sums of 2^level updates, level falling
 
     def add(self, content: Params) -> None:
         """Add one more update."""
@@ -221,7 +222,7 @@ class Total:
             parts.append((level, value))
 
     def sums(self) -> Params:
-        """Return the sum of each tensor over the updates that hold it."""
+        """Return the sum of each array over the updates that hold it."""
         found = {}
         for name in sorted(self._parts):
             *larger, (_, value) = self._parts[name]

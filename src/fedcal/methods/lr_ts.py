@@ -9,11 +9,12 @@ ridge as strong as the data. No step size, and the fixed point is a regression o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import Params, keep_order
+from fedcal.base.arrays import Array, Params, namespace
+from fedcal.base.logits import keep_order
 from fedcal.exact.temperature import T_MAX, T_MIN, fit_temperature
 from fedcal.methods.method import ROUNDS, Averaged, Draw, Update, mean, option
 
@@ -26,33 +27,33 @@ class LRTS(Averaged):
     summary: str = "temperature predicted from the logits by a linear model (FedAvg)"
     rounds: int = option(20, ROUNDS, low=0)
 
-    def init(self, n_classes: int, rng: torch.Generator) -> Params:
+    def init(self, n_classes: int, draw: Draw) -> Params:
         return {
-            "weight": torch.zeros(n_classes, dtype=torch.float64),
-            "bias": torch.ones((), dtype=torch.float64),
+            "weight": np.zeros(n_classes),
+            "bias": np.ones(()),
         }
 
-    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
+    def fit(self, params: Params, memory: Params, logits: Array, labels: Array, draw: Draw) -> Update:
         fit = fit_temperature(logits, labels)
         if fit.at_bound:  # no temperature of its own to regress
             return Update(params, len(labels), params, {"degenerate": 1.0})
-        x = torch.cat([logits.double(), torch.ones(len(labels), 1, dtype=torch.float64)], dim=1)
-        received = torch.cat([params["weight"], params["bias"].reshape(1)])
+        x = np.concatenate([logits, np.ones((len(labels), 1))], 1)
+        received = np.append(params["weight"], params["bias"])
         gram = x.T @ x / len(x)
-        ridge = gram.trace() / len(gram) * torch.eye(len(gram), dtype=torch.float64)
-        step = torch.linalg.solve(gram + ridge, x.T @ (fit.temperature - x @ received) / len(x))
+        ridge = gram.trace() / len(gram) * np.eye(len(gram))
+        step = np.linalg.solve(gram + ridge, x.T @ (fit.temperature - x @ received) / len(x))
         fitted = received + step
-        content = {"weight": fitted[:-1], "bias": fitted[-1]}
+        content = {"weight": fitted[:-1], "bias": np.array(fitted[-1])}
         return Update(content, len(labels), content, {"degenerate": 0.0})
 
     def combine(self, params: Params, updates: list[Update]) -> Params:
         return mean(updates, weighted=True)
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
+    def apply(self, params: Params, logits: Any) -> Any:
         return linear_temperature(params, logits)
 
 
-def linear_temperature(params: Params, logits: Tensor) -> Tensor:
+def linear_temperature(params: Params, logits: Any) -> Any:
     """θ / T(θ) with T(θ) = Wθ + b: one temperature per sample, so order is kept."""
-    t = logits @ params["weight"].to(logits.dtype) + params["bias"]
-    return keep_order(logits / t.clamp(T_MIN, T_MAX)[:, None], logits)
+    t = logits @ params["weight"] + params["bias"]
+    return keep_order(logits / namespace(logits).clip(t, T_MIN, T_MAX)[:, None], logits)

@@ -8,7 +8,8 @@
 Two families share this shape. `Averaged` methods (the paper's) combine the clients' scalers. `Additive` methods only ever add
 replies up: their fits equal fits on pooled data, and secure aggregation and differential privacy apply to them.
 
-Params, memory and an update's content are flat dicts of tensors. Nothing here does I/O.
+Params, memory and an update's content are flat dicts of NumPy arrays. `apply` takes tensors too: a model may be trained or
+exported through it. Only methods with nets import PyTorch, when they need it. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from fedcal.base.arrays import Array, Params
 from fedcal.base.folds import FOLDS
-from fedcal.base.logits import Params
 from fedcal.base.query import Query, parts
 from fedcal.base.seeds import torch_rng
 from fedcal.errors import FedCalError
@@ -32,7 +32,10 @@ from fedcal.exact.queries import Points, Start, SumQuery
 from fedcal.exact.solve import Program
 from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update
 
-Draw = Callable[[], torch.Generator]  # gives a random stream
+if TYPE_CHECKING:
+    import torch
+
+Draw = Callable[[], "torch.Generator"]  # gives a random stream
 TRAINING = 1000  # training rounds at most of a federation whose scaler is fitted within them
 ROUNDS = "Rounds of all clients on the final model; of an interleaved method, in addition to the training rounds."
 FIT_ON = "The samples that a client fits on: its held-out calibration split, or its training data."
@@ -115,7 +118,7 @@ class Method(ABC):
         """
         return width
 
-    def logits(self, rows: Tensor) -> Tensor:
+    def logits(self, rows: Any) -> Any:
         """Return the model's logits.
 
         Args:
@@ -174,15 +177,15 @@ class Method(ABC):
         return samples
 
     @abstractmethod
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
-        """Return calibrated logits.
+    def apply(self, params: Params, logits: Any) -> Any:
+        """Return calibrated logits: an array of arrays, a tensor of tensors.
 
         Args:
             params: of the global scaler.
             logits: (N, K) in float64.
         """
 
-    def apply_personal(self, params: Params, personal: Params, logits: Tensor) -> Tensor:
+    def apply_personal(self, params: Params, personal: Params, logits: Any) -> Any:
         """Return calibrated logits at a client: by its personal scaler if it has one, else by the global one.
 
         Args:
@@ -192,7 +195,7 @@ class Method(ABC):
         """
         return self.apply(personal or params, logits)
 
-    def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
+    def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
         """Return a client's personal scaler; empty where the global one serves.
 
         Args:
@@ -233,11 +236,11 @@ class Averaged(Method):
         return (Stage(FitScaler, self.rounds + (TRAINING if self.schedule == "interleaved" else 0)),)
 
     @abstractmethod
-    def init(self, n_classes: int, rng: torch.Generator) -> Params:
-        """Return the server's starting scaler."""
+    def init(self, n_classes: int, draw: Draw) -> Params:
+        """Return the server's starting scaler; `draw` gives a random stream."""
 
     @abstractmethod
-    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
+    def fit(self, params: Params, memory: Params, logits: Array, labels: Array, draw: Draw) -> Update:
         """Fit a client's scaler, given the global one and the client's last; `draw` gives a random stream."""
 
     @abstractmethod
@@ -246,15 +249,15 @@ class Averaged(Method):
 
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
         # The same first net for every method of a run, so that ablations differ in one thing.
-        start = self.init(n_classes, torch_rng(seed, "scaler"))
+        start = self.init(n_classes, lambda: torch_rng(seed, "scaler"))
         return AveragingFit(start, self.combine, rounds, seed, latest=self.average == "latest")
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, FitScaler)
-        logits, labels = samples.logits.double(), samples.labels
+        logits, labels = samples.logits.astype(float, copy=False), samples.labels
         return self.fit(query.params, memory, logits, labels, lambda: query.stream(logits, labels))
 
-    def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
+    def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
         return memory
 
     def params_from(self, query: Query) -> Params:
@@ -299,11 +302,11 @@ class Additive(Method):
 
 
 def mean(updates: list[Update], weighted: bool = False) -> Params:
-    """Average the updates' tensors in float64, with equal weights or by sample count."""
-    weights = torch.tensor([float(u.n) if weighted else 1.0 for u in updates], dtype=torch.float64)
+    """Average the updates' arrays in float64, with equal weights or by sample count."""
+    weights = np.array([float(u.n) if weighted else 1.0 for u in updates])
     weights /= weights.sum()
     first = updates[0].content
     return {
-        name: torch.tensordot(weights, torch.stack([u.content[name].double() for u in updates]), dims=1).to(value.dtype)
+        name: np.tensordot(weights, np.stack([u.content[name] for u in updates], dtype=float), 1).astype(value.dtype)
         for name, value in first.items()
     }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
+import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params
 
 Robust = Literal["median", "trimmed"]
 TRIM = 0.2  # the share of clients left out at either end
@@ -16,8 +16,8 @@ def robust_mean(scalers: list[Params], how: Robust) -> Params:
     """The median of the clients' values, or the mean without the lowest and the highest fifth (at least one each)."""
     out: Params = {}
     for name, first in scalers[0].items():
-        values = torch.stack([params[name].double() for params in scalers]).sort(dim=0).values
+        values = np.sort(np.stack([params[name] for params in scalers], dtype=float), axis=0)
         n = len(values)
         cut = (n - 1) // 2 if how == "median" else min(max(1, round(TRIM * n)), (n - 1) // 2)
-        out[name] = values[cut : n - cut].mean(dim=0).to(first.dtype)
+        out[name] = values[cut : n - cut].mean(0).astype(first.dtype)
     return out

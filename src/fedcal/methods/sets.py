@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import Array, Params
 from fedcal.base.conformal import LEVELS, N_BINS, Score, count_scores, level_of, rank_of, sets_of, threshold_curve
-from fedcal.base.logits import Params, ordered_softmax
+from fedcal.base.logits import ordered_softmax
 from fedcal.base.query import Query
 from fedcal.base.site_sets import CONCENTRATIONS, site_curve, spread_likelihood, weigh
 from fedcal.errors import FedCalError, counted
@@ -26,7 +25,7 @@ from fedcal.methods.method import Additive, Stage, Update, option
 
 NUMBERS = 1 << 20  # of a reply at most, where every class has a histogram of its own
 CLASS_BINS = 2048  # of such a histogram at most
-GLOBAL, PERSONAL, COUNTS, SPREAD = "set_thresholds", "set_personal", "set_counts", "set_spread"  # tensors of a scaler
+GLOBAL, PERSONAL, COUNTS, SPREAD = "set_thresholds", "set_personal", "set_counts", "set_spread"  # arrays of a scaler
 NAMES = (GLOBAL, PERSONAL, COUNTS, SPREAD)
 
 
@@ -107,12 +106,12 @@ class WithSets(Additive):
         sums = yield SetScores(params)
         edges = self.sets.edges(n_classes)
         for name, histogram in sums.items():
-            curves = [threshold_curve(row, edges) for row in histogram.numpy()]
-            params = {**params, name: torch.from_numpy(np.stack(curves, axis=1))}
+            curves = [threshold_curve(row, edges) for row in histogram]
+            params = {**params, name: np.stack(curves, axis=1)}
         params[COUNTS] = sums[GLOBAL].sum(1)
         if self.sets.coverage == "site":
             likelihood = (yield SiteSpread(params))["likelihood"]
-            params = {**params, SPREAD: torch.from_numpy(weigh(likelihood.numpy()))}
+            params = {**params, SPREAD: weigh(likelihood)}
         return params
 
     def params_from(self, query: Query) -> Params:
@@ -140,8 +139,8 @@ class WithSets(Additive):
                 scalers[PERSONAL] = personal
             for name, scaler in scalers.items():
                 scores = self._label_scores(params, scaler, held, labels)
-                found[name] = found.get(name, 0) + self._count(scores, labels.numpy(), held.shape[1])
-        return {name: torch.from_numpy(value) for name, value in found.items()}
+                found[name] = found.get(name, 0) + self._count(scores, labels, held.shape[1])
+        return found
 
     def _count(self, scores: np.ndarray, labels: np.ndarray, n_classes: int) -> np.ndarray:
         edges = self.sets.edges(n_classes)
@@ -150,59 +149,61 @@ class WithSets(Additive):
         chosen = scores if self.sets.positive is None else scores[labels == self.sets.positive]
         return count_scores(chosen, edges)[None].astype(np.float64)
 
-    def _label_scores(self, params: Params, personal: Params, logits: Tensor, labels: Tensor) -> np.ndarray:
+    def _label_scores(self, params: Params, personal: Params, logits: Array, labels: Array) -> np.ndarray:
         """The score of each sample's label."""
         scores = self.scores(params, personal, logits)
-        return scores[np.arange(len(labels)), labels.numpy()]
+        return scores[np.arange(len(labels)), labels]
 
-    def _likelihood(self, params: Params, samples: Prepared) -> Tensor:
+    def _likelihood(self, params: Params, samples: Prepared) -> Array:
         found = np.zeros((len(LEVELS), len(CONCENTRATIONS)))
         for fitting, held, labels in _clients(samples):
             below, n = self._below(params, self.inner.personal(_without_sets(params), {}, *fitting), held, labels)
-            found += spread_likelihood(below, n, float(params[COUNTS]))
-        return torch.from_numpy(found)
+            found += spread_likelihood(below, n, float(params[COUNTS][0]))
+        return found
 
-    def _below(self, params: Params, personal: Params, logits: Tensor, labels: Tensor) -> tuple[np.ndarray, int]:
+    def _below(self, params: Params, personal: Params, logits: Array, labels: Array) -> tuple[np.ndarray, int]:
         """How many of a client's scores the federation's thresholds cover, and how many there are."""
         curve = self.curve(params, personal)[:, 0]
         scores = np.sort(self._label_scores(params, personal, logits, labels))
         return np.searchsorted(scores, curve, side="right").astype(np.float64), len(scores)
 
-    def personal(self, params: Params, memory: Params, logits: Tensor, labels: Tensor | None) -> Params:
+    def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
         scaler = _without_sets(params)
         if labels is None:
-            found, held = self.inner.personal(scaler, memory, logits, None), (logits[:0], torch.zeros(0).long())
+            found, held = self.inner.personal(scaler, memory, logits, None), (logits[:0], np.zeros(0, np.int64))
         else:
             [(fitting, *held)] = _clients(Prepared(lambda: (logits, labels)))
             found = self.inner.personal(scaler, memory, *fitting)
         if self.sets.coverage == "site" and SPREAD in params:
             below, n = self._below(params, found, *held)
             curve = np.append(self.curve(params, found)[:, 0], self.sets.edges(logits.shape[1])[-1])
-            own = site_curve(below, n, float(params[COUNTS]), params[SPREAD].numpy(), self.sets.confidence, curve)
-            found = {**found, GLOBAL: torch.from_numpy(own[:, None])}
+            own = site_curve(below, n, float(params[COUNTS][0]), params[SPREAD], self.sets.confidence, curve)
+            found = {**found, GLOBAL: own[:, None]}
         return found
 
     # --- serving ---------------------------------------------------------------------------------------------------------
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
+    def apply(self, params: Params, logits: Any) -> Any:
         return self.inner.apply(_without_sets(params), logits)
 
-    def apply_personal(self, params: Params, personal: Params, logits: Tensor) -> Tensor:
+    def apply_personal(self, params: Params, personal: Params, logits: Any) -> Any:
         return self.inner.apply_personal(_without_sets(params), _without_sets(personal), logits)
 
-    def scores(self, params: Params, personal: Params, logits: Tensor) -> np.ndarray:
+    def scores(self, params: Params, personal: Params, logits: Array) -> np.ndarray:
         """Return the score of every class, (N, K)."""
         if not len(logits):
             return np.zeros(logits.shape)
-        return self.sets.rule.of(ordered_softmax(self.apply_personal(params, personal, logits.double())))
+        return self.sets.rule.of(
+            ordered_softmax(self.apply_personal(params, personal, logits.astype(float, copy=False)))
+        )
 
     def curve(self, params: Params, personal: Params) -> np.ndarray:
         """Return the thresholds that serve, (levels, 1 or K): the client's, those of personal scalers, or the global ones."""
         if GLOBAL in personal:
-            return personal[GLOBAL].numpy()
-        return params[PERSONAL if personal and PERSONAL in params else GLOBAL].numpy()
+            return personal[GLOBAL]
+        return params[PERSONAL if personal and PERSONAL in params else GLOBAL]
 
-    def predict_set(self, params: Params, personal: Params, logits: Tensor, alpha: float) -> Tensor:
+    def predict_set(self, params: Params, personal: Params, logits: Array, alpha: float) -> Array:
         """Return the sets as booleans, (N, K).
 
         Args:
@@ -212,11 +213,11 @@ class WithSets(Additive):
             alpha: the share of labels that may be missed.
         """
         threshold = self.curve(params, personal)[level_of(alpha)]
-        return torch.from_numpy(sets_of(self.scores(params, personal, logits), threshold))
+        return sets_of(self.scores(params, personal, logits), threshold)
 
     def too_few(self, params: Params, alpha: float) -> str:
         """Return one line that says where every class is in the set, since there are too few samples; empty: nowhere."""
-        counts, level = params[COUNTS].numpy(), LEVELS[level_of(alpha)]
+        counts, level = params[COUNTS], LEVELS[level_of(alpha)]
         short = np.flatnonzero(rank_of(level, counts) > counts)
         if not len(short):
             return ""
@@ -231,14 +232,18 @@ def _without_sets(params: Params) -> Params:
     return {name: value for name, value in params.items() if name not in NAMES}
 
 
-def _clients(samples: Prepared) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor, Tensor]]:
+def _clients(samples: Prepared) -> Iterator[tuple[tuple[Array, Array], Array, Array]]:
     """Each client's samples to fit on, and the logits and labels that it held out; none, if its policy forbids so few."""
     fitting, held = samples.split
     first = first_held = 0
     for n, m in zip(fitting.counts, held.counts, strict=True):
         told = slice(first_held, first_held + (m if m >= samples.fewest else 0))
         chosen = slice(first, first + n)
-        yield (fitting.logits[chosen].double(), fitting.labels[chosen]), held.logits[told], held.labels[told]
+        yield (
+            (fitting.logits[chosen].astype(float, copy=False), fitting.labels[chosen]),
+            held.logits[told],
+            held.labels[told],
+        )
         first, first_held = first + n, first_held + m
 
 

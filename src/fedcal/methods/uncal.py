@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Array, Params, copy_of
 from fedcal.methods.method import Averaged, Draw, Update
 
 
@@ -24,14 +21,14 @@ class Uncal(Averaged):
     fit_on: Literal["held-out"] = "held-out"
     average: Literal["round"] = "round"
 
-    def init(self, n_classes: int, rng: torch.Generator) -> Params:
+    def init(self, n_classes: int, draw: Draw) -> Params:
         return {}
 
-    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
+    def fit(self, params: Params, memory: Params, logits: Array, labels: Array, draw: Draw) -> Update:
         return Update({}, n=len(labels))
 
     def combine(self, params: Params, updates: list[Update]) -> Params:
         return params
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
-        return logits.clone()  # a result of its own, as every method gives
+    def apply(self, params: Params, logits: Any) -> Any:
+        return copy_of(logits)  # a result of its own, as every method gives

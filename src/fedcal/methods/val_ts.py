@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Array, Params
 from fedcal.exact.temperature import fit_temperature, temperature
 from fedcal.methods.method import Averaged, Draw, Update
 
@@ -20,15 +20,15 @@ class ValTS(Averaged):
     name: str = "val-ts"
     summary: str = "temperature on the pooled calibration data (a reference)"
 
-    def init(self, n_classes: int, rng: torch.Generator) -> Params:
-        return {"temperature": torch.ones((), dtype=torch.float64)}
+    def init(self, n_classes: int, draw: Draw) -> Params:
+        return {"temperature": np.ones(())}
 
-    def fit(self, params: Params, memory: Params, logits: Tensor, labels: Tensor, draw: Draw) -> Update:
+    def fit(self, params: Params, memory: Params, logits: Array, labels: Array, draw: Draw) -> Update:
         return Update({"logits": logits, "labels": labels}, n=len(labels))
 
     def combine(self, params: Params, updates: list[Update]) -> Params:
-        fit = fit_temperature(*(torch.cat([u.content[name] for u in updates]) for name in ("logits", "labels")))
-        return {"temperature": torch.tensor(fit.temperature, dtype=torch.float64)}
+        fit = fit_temperature(*(np.concatenate([u.content[name] for u in updates]) for name in ("logits", "labels")))
+        return {"temperature": np.array(fit.temperature)}
 
-    def apply(self, params: Params, logits: Tensor) -> Tensor:
+    def apply(self, params: Params, logits: Any) -> Any:
         return temperature(params, logits)

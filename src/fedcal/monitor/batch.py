@@ -8,9 +8,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedcal.base.arrays import softmax
+from fedcal.base.arrays import tensors as tensors_of
 from fedcal.base.checks import check_labels, check_whole
 from fedcal.base.codec import check_finite, pack, unpack
 from fedcal.base.schema import Exactly, Number, Record, Text, check
@@ -103,7 +106,8 @@ class Batch:
         """
         if len(data) > MOST_BYTES:
             raise FedCalError(f"{len(data)} bytes, where a batch has at most {MOST_BYTES}")
-        tensors, about = unpack(data)
+        arrays, about = unpack(data)
+        tensors = tensors_of(arrays)
         if about.get("kind") != KIND or about.get("schema") != SCHEMA:
             raise FedCalError("not a batch of sums: write it with `fedcal monitor sums`")
         check(about, _HEADER, "not a batch of sums")
@@ -189,7 +193,7 @@ def sums_of(
         raise FedCalError(f"{site}, batch {batch}: {n} samples, and a batch needs {max(1, min_count)}: wait for more")
     tensors: dict[str, Tensor] = {}
     if labels is not None:
-        columns = check_labels(labels, n, k, classes=scaler.classes or None)
+        columns = torch.from_numpy(check_labels(labels, n, k, classes=scaler.classes or None))
         tensors["counts"] = class_counts(columns, k)
         if not reference:
             tensors["ratios"] = calibration_sums(calibrated, columns, check_tolerance(tolerance))
@@ -208,7 +212,7 @@ def assumed_by(scaler: Scaler, client: str | None) -> Tensor | None:
     shift = scaler.personal_of(client).get("shift")
     if shift is None:
         return None
-    return (scaler.params["prior"].double().log() + shift.double()).softmax(0)
+    return torch.from_numpy(softmax(np.log(scaler.params["prior"]) + shift, 0))
 
 
 def check_tolerance(tolerance: float) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcal.base.arrays import tensors as tensors_of
 from fedcal.base.codec import check_finite
 from fedcal.base.schema import COUNT, Exactly, ListOf, MapOf, Number, Record, Text, Truth, Tuple, check
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
@@ -294,7 +295,8 @@ class Monitor:
         Raises:
             FedCalError: the file is missing, damaged, or not a monitor's.
         """
-        tensors, about = read_tensors(Path(path))
+        arrays, about = read_tensors(Path(path))
+        tensors = tensors_of(arrays)
         if about.get("kind") != KIND or about.get("schema") != SCHEMA:
             raise FedCalError(f"{path} is not a monitor's: begin one with `fedcal monitor start`")
         try:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedcal.base.logits import Params
 from fedcal.errors import FedCalError
+from fedcal.nets.mlp import Net
 
 Perms = list[np.ndarray]  # for each hidden layer: which unit of the net stands at each place
 
 
-def match(params: Params, to: Params) -> Perms:
+def match(params: Net, to: Net) -> Perms:
     """M ← WeightMatching(to, params): find the order of hidden units in which one net is closest to another.
 
     Args:
@@ -61,7 +61,7 @@ def match(params: Params, to: Params) -> Perms:
     return perms[1:-1]
 
 
-def permute(params: Params, perms: Perms) -> Params:
+def permute(params: Net, perms: Perms) -> Net:
     """M(params): the same function, its hidden units in another order."""
     out = dict(params)
     for layer, perm in enumerate(perms, start=1):
@@ -77,7 +77,7 @@ def permuted_share(perms: Perms) -> float:
     return moved / max(1, sum(len(perm) for perm in perms))
 
 
-def _check(params: Params, to: Params) -> int:
+def _check(params: Net, to: Net) -> int:
     """The depth of the two nets, which must be of one shape: w1, b1, …, wL, bL."""
     depth = len(params) // 2
     names = {f"{kind}{k}" for k in range(1, depth + 1) for kind in "wb"}

@@ -11,15 +11,18 @@ import math
 import torch
 from torch import Tensor
 
-from fedcal.base.logits import Params, keep_order, softplus
+from fedcal.base.arrays import softplus
+from fedcal.base.logits import keep_order
+
+Net = dict[str, Tensor]  # weights and biases by name
 
 IDENTITY = math.log(math.e - 1)  # softplus of this is 1
 
 
-def init_mlp(n_classes: int, hidden: int, rng: torch.Generator) -> Params:
+def init_mlp(n_classes: int, hidden: int, rng: torch.Generator) -> Net:
     """A K-H-H-K net whose last layer is small with bias ln(e − 1): as an order-preserving scaler, the identity."""
     sizes = [n_classes, hidden, hidden, n_classes]
-    params: Params = {}
+    params: Net = {}
     for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes), start=1):
         bound = 1e-3 if layer == 3 else 1 / math.sqrt(fan_in)
         params[f"w{layer}"] = (torch.rand(fan_out, fan_in, generator=rng) * 2 - 1) * bound
@@ -28,13 +31,13 @@ def init_mlp(n_classes: int, hidden: int, rng: torch.Generator) -> Params:
     return params
 
 
-def unflatten(flat: Tensor, like: Params) -> Params:
+def unflatten(flat: Tensor, like: Net) -> Net:
     """A flat vector cut into tensors of the names and shapes of `like`."""
     parts = flat.split([value.numel() for value in like.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
 
 
-def mlp(params: Params, x: Tensor) -> Tensor:
+def mlp(params: Net, x: Tensor) -> Tensor:
     """The net itself: ReLU between its layers, none at the end."""
     depth = len(params) // 2
     for layer in range(1, depth + 1):
@@ -43,7 +46,7 @@ def mlp(params: Params, x: Tensor) -> Tensor:
     return x
 
 
-def order_preserving(params: Params, logits: Tensor, sorted_input: bool = False) -> Tensor:
+def order_preserving(params: Net, logits: Tensor, sorted_input: bool = False) -> Tensor:
     """S⁻¹ U w (Appendix B): the gaps between sorted logits, each stretched by a positive factor from the net.
 
     The sum runs down from the top class (fixed at 0) where the appendix's runs up from the last one: a shift that
@@ -65,6 +68,6 @@ def _ranked(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.sort(dim=1, descending=True, stable=True)
 
 
-def plain_mlp(params: Params, logits: Tensor) -> Tensor:
+def plain_mlp(params: Net, logits: Tensor) -> Tensor:
     """The ablation without order preservation: θ plus an arbitrary correction (the identity at the start)."""
     return logits + mlp(params, logits) - IDENTITY

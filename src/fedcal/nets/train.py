@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedcal.base.arrays import sum_of
 from fedcal.base.folds import folds
-from fedcal.base.logits import Params
-from fedcal.nets.mlp import unflatten
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a scaler net is trained: full-batch Adam, stopped early on a fifth of the client's own samples.
-
-    The K-64-64-K net overfits a few hundred held-out points within a few hundred steps. The fifth is the same in every
-    round: a new one would have been trained on in the round before, and could not tell when to stop. Decay pulls
-    the weights towards zero, where the order-preserving net is a plain temperature.
-    """
-
-    lr: float = 1e-3
-    steps: int = 50
-    weight_decay: float = 1e-2
-    patience: int = 10
-    min_samples: int = 8  # fewer cannot be split: the scaler stays as it started
+from fedcal.base.logits import BLOCK
+from fedcal.nets.mlp import Net, order_preserving, unflatten
+from fedcal.nets.training import Training
 
 
 def train_scaler(
-    params: Params,
-    apply: Callable[[Params, Tensor], Tensor],
+    params: Net,
+    apply: Callable[[Net, Tensor], Tensor],
     logits: Tensor,
     labels: Tensor,
     how: Training,
-) -> tuple[Params, int]:
+) -> tuple[Net, int]:
     """TrainScaler (Algorithm 1, line 20): the params of the lowest NLL on the stopping split, and the steps to it."""
     if len(labels) < how.min_samples:
         return params, 0
-    held = folds(logits, labels) == 0
+    held = torch.from_numpy(folds(logits.numpy(), labels.numpy()) == 0)
     (x, y), (x_stop, y_stop) = ((logits[part].float(), labels[part]) for part in (~held, held))
     # One flat vector: a dozen small operations per step rather than a dozen for each of six tensors.
     flat = torch.cat([value.detach().flatten() for value in params.values()]).requires_grad_()
@@ -110,3 +95,26 @@ class Adam:
         scale = math.sqrt(1 - self.betas[1] ** self.steps)
         size = self.lr * scale / (1 - self.betas[0] ** self.steps)
         self.flat.mul_(self.keep).addcdiv_(self.first, self.second.sqrt().add_(1e-8 * scale), value=-size)
+
+
+def net_sums(net: Net, logits: Tensor, labels: Tensor, held: int) -> tuple[Net, Tensor]:
+    """Sum an order-preserving net's gradient over all samples but the first `held`, and its loss over these."""
+    net = {name: value.clone().requires_grad_() for name, value in net.items()}
+    with torch.enable_grad():  # whatever the caller's mode
+        blocks = _blocks(logits[held:], labels[held:])
+        parts = [torch.autograd.grad(_summed_nll(net, *block), list(net.values())) for block in blocks]
+    with torch.no_grad():
+        stop_loss = sum_of(_summed_nll(net, *block) for block in _blocks(logits[:held], labels[:held]))
+    return {name: sum_of(of_one) for name, of_one in zip(net, zip(*parts, strict=True), strict=True)}, stop_loss
+
+
+def _blocks(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some samples at a time: a net's gradient needs many times their memory."""
+    rows = max(1, BLOCK // logits.shape[1])
+    for z, y in zip(logits.split(rows), labels.split(rows), strict=True):
+        yield z.double(), y
+
+
+def _summed_nll(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
+    calibrated = order_preserving(net, logits, sorted_input=True)
+    return torch.nn.functional.cross_entropy(calibrated, labels, reduction="sum")

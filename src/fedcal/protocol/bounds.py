@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from fedcal.base.arrays import Array
 from fedcal.base.query import Query, leaves, parts
 from fedcal.errors import FedCalError
 from fedcal.exact.head import HEAD, HEAD_ALL, n_head_parameters
@@ -37,10 +37,10 @@ ROUNDING = 1 + 1e-9
 ROWS = 1 << 14
 
 
-def logit_size(logits: Tensor) -> float:
+def logit_size(logits: Array) -> float:
     """The root mean square of a client's row-centred logits."""
-    squares = sum(float(centre(block).square().sum()) for block in logits.split(ROWS))
-    return math.sqrt(squares / max(logits.numel(), 1))
+    blocks = (centre(logits[start : start + ROWS]) for start in range(0, len(logits), ROWS))
+    return math.sqrt(sum(float(np.vdot(block, block)) for block in blocks) / max(logits.size, 1))
 
 
 def check_bounds(query: Query, size: float, n_classes: int, samples: Prepared | None = None) -> None:
@@ -60,7 +60,7 @@ def check_bounds(query: Query, size: float, n_classes: int, samples: Prepared | 
     if heads or isinstance(query, HeadSums):
         _check_heads(query, heads, n_classes, samples)
     for name, leaf in leaves(query) if not heads else ():
-        largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
+        largest = float(np.abs(leaf).max()) if isinstance(leaf, np.ndarray) and leaf.size else 0.0
         largest = abs(leaf) if isinstance(leaf, float) else largest
         _require(largest <= FURTHEST * max(1.0, unit), f"a number of size {largest:.3g} in {name!r}")
     for part in parts(query):
@@ -76,7 +76,7 @@ def check_bounds(query: Query, size: float, n_classes: int, samples: Prepared | 
             _require(_within(part.b, 1 / T_MAX, 1 / T_MIN), f"a temperature of {1 / part.b if part.b else math.inf:g}")
         elif isinstance(part, FitScaler):
             for name in ("temperature", "temperatures"):
-                for value in part.params.get(name, torch.ones(1)).flatten().tolist():
+                for value in part.params.get(name, np.ones(1)).ravel().tolist():
                     _require(_within(value, T_MIN, T_MAX), f"a temperature of {value:g}")
         elif isinstance(part, SetScores | SiteSpread):
             for family in set(part.params) & set(FAMILIES):
@@ -99,11 +99,11 @@ def _check_heads(query: Query, heads: list[Points | FoldMap], n_classes: int, sa
         _require(len(query.basis) <= n_directions(n_classes, samples.d), "a Hessian in more directions")
 
 
-def _check_map(family: str, t: Tensor, unit: float, n_classes: int) -> None:
+def _check_map(family: str, t: Array, unit: float, n_classes: int) -> None:
     _require(family in FAMILIES, f"{family!r}, a family")
     _require(t.shape == (n_parameters(family, n_classes),), f"{family} parameters of shape {tuple(t.shape)}")
-    most = torch.where(is_scale(family, n_classes), FURTHEST * unit, FURTHEST)
-    _require(bool((t.abs() <= most).all()), f"a {family} map that makes logits larger than {FURTHEST:g}")
+    most = np.where(is_scale(family, n_classes), FURTHEST * unit, FURTHEST)
+    _require(bool((np.abs(t) <= most).all()), f"a {family} map that makes logits larger than {FURTHEST:g}")
 
 
 def _within(value: float, low: float, high: float) -> bool:

@@ -10,10 +10,9 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
 from fedcal.exact.linear import unpack_symmetric
@@ -102,7 +101,7 @@ def check_reply(
 
 def example_reply(method: Method, n_classes: int, query: Query) -> Params:
     """Return what a client of a single sample would reply: it shows names, shapes and types."""
-    rows, labels = torch.eye(1, method.width(n_classes), dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    rows, labels = np.eye(1, method.width(n_classes)), np.zeros(1, np.int64)
     return method.reply(query, method.prepare(Prepared(lambda: (rows, labels))), {}).content
 
 
@@ -161,7 +160,7 @@ def of_others(sizes: Mapping[str, float], usual: Callable[[list[float]], float])
 
 
 def _largest(content: Params) -> float:
-    return max((float(value.abs().max()) for value in content.values() if value.numel()), default=0.0)
+    return max((float(np.abs(value).max()) for value in content.values() if value.size), default=0.0)
 
 
 # --- at a client ---------------------------------------------------------------------------------------------------------
@@ -178,9 +177,9 @@ def check_request(request: Request, method: Method) -> None:
         kind = type(request.query).__name__
         raise FedCalError(f"the server asks for {kind}, which {method.name} never does: do not reply to this server")
     for name, leaf in leaves(request.query):
-        if isinstance(leaf, Tensor) and leaf.dtype not in (torch.float32, torch.float64):
+        if isinstance(leaf, np.ndarray) and leaf.dtype not in (np.float32, np.float64):
             raise FedCalError(f"the server's request holds {leaf.dtype} in {name!r}: do not reply to this server")
-        largest = float(leaf.abs().max()) if isinstance(leaf, Tensor) and leaf.numel() else 0.0
+        largest = float(np.abs(leaf).max()) if isinstance(leaf, np.ndarray) and leaf.size else 0.0
         if isinstance(leaf, int | float):
             largest = abs(leaf)
         if not largest < math.inf:  # or not a number; a scale may be huge, where logits are microscopic

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 
+from fedcal.base.arrays import Params
 from fedcal.base.checks import as_logits, check_labels
-from fedcal.base.logits import Params
 from fedcal.base.query import contiguous
 from fedcal.base.store import nest, unnest
 from fedcal.base.threads import one_thread
@@ -108,6 +108,7 @@ class Client:
         self.memory: Params = {}  # what it has kept since
 
     @one_thread()
+    @np.errstate(all="ignore")  # whatever a server asks: replies are checked where they arrive
     def reply(self, request: Request, *, check: bool = True) -> Reply:
         """Reply to a request.
 
@@ -160,7 +161,7 @@ class Client:
             raise FedCalError(f"the privacy budget of ε = {privacy.epsilon:g} is used up: this client replies no more")
         sums = self._update(replace(request, query=query), {}).content
         if self.policy and n < self.policy.min_count:  # as a client without samples does: that it has few is not told
-            sums = {name: torch.zeros_like(value) for name, value in sums.items()}
+            sums = {name: np.zeros_like(value) for name, value in sums.items()}
         content = privacy.at_client(query, sums, clients)
         self.spent += cost if self.privacy else 0.0
         told = self.privacy.report(self.spent) if self.privacy else {}
@@ -169,6 +170,7 @@ class Client:
         return self._last
 
     @one_thread()
+    @np.errstate(all="ignore")
     def personalize(self, scaler: Scaler) -> Params:
         """Return the client's personal part of a scaler; empty where the global one serves.
 
@@ -179,7 +181,7 @@ class Client:
         """
         if not self.memory and not len(self.samples.labels):
             return {}
-        logits, labels = self.samples.scores.double(), self.samples.labels
+        logits, labels = self.samples.scores.astype(float, copy=False), self.samples.labels
         return self.method.personal(contiguous(scaler.params), self.memory, logits, labels)
 
     def measure(self, federation: str, scaler: Scaler, n_bins: int) -> None:
@@ -197,7 +199,7 @@ class Client:
             self.talk = self.policy.measuring(self.talk, federation, scaler, n_bins)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must outlive the client's process: tensors, and JSON values under `about`."""
+        """Return what must outlive the client's process: arrays, and JSON values under `about`."""
         about: dict[str, Any] = {"federation": self.federation, "round": self.round, "spent": self.spent}
         about |= {"order": [list(self._before), list(self.memory)]}  # a file sorts them, and sums depend on it
         about |= {"talk": self.talk.to_json()}
@@ -222,7 +224,7 @@ class Client:
             self.talk = Talk.from_json(about["talk"])
             self.spent = float(about["spent"])
             if "last" in about:
-                content = {VALUES: tensors["last/values"].clone()}
+                content = {VALUES: tensors["last/values"].copy()}
                 self._last = Reply(content, 1, str(about["last"]["to"]), {}, dict(about["last"]["privacy"]), self.probs)
             before, after = (unnest(part, tensors) for part in ("before", "after"))
             self._before = contiguous({name: before[name] for name in about["order"][0]})

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from fedcal.base.query import Query, leaves
 from fedcal.errors import FedCalError
@@ -71,7 +71,7 @@ def query_bytes(query: Query) -> int:
     """Return the size of a query's numbers on the wire."""
     found = 0
     for _, leaf in leaves(query):
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, np.ndarray):
             found += leaf.nbytes
         elif isinstance(leaf, int | float):
             found += 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params
 from fedcal.base.query import Query, fingerprint
 from fedcal.methods import Method
 from fedcal.protocol.privacy import Privacy

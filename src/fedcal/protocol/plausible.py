@@ -24,12 +24,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from fedcal.base.arrays import Array, Params
 from fedcal.base.checks import SPREAD
-from fedcal.base.logits import Params
 from fedcal.base.query import Query, leaves
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalError
@@ -41,7 +41,7 @@ from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
 from fedcal.methods.sets import SetScores, SiteSpread
 from fedcal.protocol.messages import MOST_SAMPLES
-from fedcal.protocol.plausible_head import check_head_scales, check_head_start, check_head_sums
+from fedcal.protocol.plausible_head import check_head_scales, check_head_start, check_head_sums, has_root
 
 RELATIVE = 1e-9  # rounding of a sum, relative to its terms
 TINY = 1e-150  # the least unit that Hessians are measured in: its square is still a number
@@ -66,9 +66,9 @@ class Claim:
     @property
     def size(self) -> float:
         """The largest parameter that the query is about, at least 1: logits are multiplied by it."""
-        tensors = [leaf for _, leaf in leaves(self.query) if isinstance(leaf, Tensor) and leaf.numel()]
+        arrays = [leaf for _, leaf in leaves(self.query) if isinstance(leaf, np.ndarray) and leaf.size]
         numbers = [abs(leaf) for _, leaf in leaves(self.query) if isinstance(leaf, float)]
-        return max([1.0, *numbers, *(float(t.abs().max()) for t in tensors)])
+        return max([1.0, *numbers, *(float(np.abs(t).max()) for t in arrays)])
 
     @property
     def norm(self) -> float:
@@ -76,7 +76,7 @@ class Claim:
         most = self.n * self.n_classes * SPREAD**2
         return math.sqrt(most if self.squares is None else self.squares)
 
-    def require(self, holds: bool | Tensor, name: str, why: str) -> None:
+    def require(self, holds: Any, name: str, why: str) -> None:
         """Raise `FedCalError` that names the client and the field, unless the condition holds."""
         if not bool(holds):
             raise FedCalError(f"{self.client}'s reply: {name!r} {why}")
@@ -88,9 +88,9 @@ def check_size(claim: Claim) -> None:
     samples = claim.n + (min(told, MOST_SAMPLES) if told > 0 else 0)  # NaN counts as nothing
     most = 4 * SPREAD * claim.n_classes * samples * claim.size
     for name, value in claim.content.items():
-        claim.require(torch.isfinite(value).all(), name, "is not finite")
+        claim.require(np.isfinite(value).all(), name, "is not finite")
         squared = isinstance(claim.query, NetGradient | HeadStart | HeadSums) or name.split("/")[-1] in SQUARED
-        largest, limit = float(value.abs().max()) if value.numel() else 0.0, most * most if squared else most
+        largest, limit = float(np.abs(value).max()) if value.size else 0.0, most * most if squared else most
         claim.require(largest <= limit, name, f"reaches {largest:.3g}, beyond all that {claim.n} samples can add up to")
 
 
@@ -112,7 +112,7 @@ def _start(claim: Claim) -> None:
     claim.require(squares >= 0, "squares", "is negative")
     bound = math.sqrt(float(n)) * math.sqrt(float(squares))
     claim.require(
-        float(agreement.abs()) <= (1 + RELATIVE) * bound + TINY,
+        abs(float(agreement)) <= (1 + RELATIVE) * bound + TINY,
         "agreement",
         f"is {float(agreement):.3g}, where these squares allow {bound:.3g}",
     )
@@ -123,33 +123,32 @@ def _start(claim: Claim) -> None:
 
 
 def _histogram(claim: Claim) -> None:
-    count, hits, confidence, log_p, log_q = claim.content["histogram"].unbind(dim=1)
+    count, hits, confidence, log_p, log_q = np.moveaxis(claim.content["histogram"], 1, 0)
     _counts(claim, "histogram", count)
     _whole(claim, "histogram", hits)
     claim.require((hits <= count).all(), "histogram", "has more hits than samples in a bin")
     within = (confidence >= 0) & (confidence <= (1 + RELATIVE) * count)
     claim.require(within.all(), "histogram", "has a mean confidence outside [0, 1] in a bin")
-    rounding = RELATIVE * (count + log_p.abs() + log_q.abs())
+    rounding = RELATIVE * (count + np.abs(log_p) + np.abs(log_q))
     claim.require(((log_p <= rounding) & (log_q >= -rounding)).all(), "histogram", "has a probability outside [0, 1]")
-    ends = torch.tensor([math.inf])
-    low, high = torch.cat([-ends, maps.GRID]), torch.cat([maps.GRID, ends])
-    odds, filled = log_p + log_q, count > 0
-    inside = (odds >= torch.where(filled, low * count, 0) - rounding) & (
-        odds <= torch.where(filled, high * count, 0) + rounding
+    low, high = np.append(-math.inf, maps.GRID), np.append(maps.GRID, math.inf)
+    odds, mean = log_p + log_q, np.maximum(count, 1)
+    inside = (odds >= np.where(count > 0, low * mean, 0) - rounding) & (
+        odds <= np.where(count > 0, high * mean, 0) + rounding
     )
     claim.require(inside.all(), "histogram", "has mean log-odds outside their bin")
 
 
-def _counts(claim: Claim, name: str, counts: Tensor) -> None:
+def _counts(claim: Claim, name: str, counts: Array) -> None:
     """Whole numbers that add up to the declared samples."""
     _whole(claim, name, counts)
     total = float(counts.sum())
     claim.require(total == claim.n, name, f"counts {total:g} samples, but {claim.n} are declared")
 
 
-def _whole(claim: Claim, name: str, counts: Tensor) -> None:
+def _whole(claim: Claim, name: str, counts: Array) -> None:
     claim.require((counts >= 0).all(), name, "holds a negative count")
-    claim.require((counts == counts.round()).all(), name, "holds a count that is no whole number")
+    claim.require((counts == np.rint(counts)).all(), name, "holds a count that is no whole number")
 
 
 # --- derivatives -----------------------------------------------------------------------------------------------------------
@@ -166,50 +165,47 @@ def _linear(claim: Claim) -> None:
         units, sums = _units(claim, of.family), unnest(str(i), claim.content)
         claim.require((sums["loss"] >= 0).all(), f"{i}/loss", "is negative")
         bound = 2 * math.sqrt(claim.n) * units  # Σ |z| ≤ √n · √Σ z², and likewise for an intercept, whose z is 1
-        within = (sums["grad"].abs() <= bound).all()
+        within = (np.abs(sums["grad"]) <= bound).all()
         claim.require(within, f"{i}/grad", f"is more than {claim.n} samples of such logits can give")
         _no_drift(claim, f"{i}/grad", of.family, sums["grad"])
         if "diag" in sums:
             _diagonal(claim, f"{i}/diag", sums["diag"], units)
         if "cross" in sums:  # each class's scale with its shift
-            k, scaled_diagonal = claim.n_classes, (sums["diag"] / units / units).clamp_min(0)
+            k, scaled_diagonal = claim.n_classes, np.maximum(sums["diag"] / units / units, 0)
             bound = scaled_diagonal[:k] * scaled_diagonal[k:] + 2 * RELATIVE
             scaled = sums["cross"] / units[:k] / units[k:]
-            claim.require((scaled.square() <= bound).all(), f"{i}/cross", "is not positive semi-definite")
+            claim.require((scaled**2 <= bound).all(), f"{i}/cross", "is not positive semi-definite")
         if "blocks" in sums:  # each class of a matrix with itself
             _positive(claim, f"{i}/blocks", unpack_symmetric(sums["blocks"]), units[: claim.n_classes + 1])
         if "hess" in sums:
             _positive(claim, f"{i}/hess", unpack_hessian(of.family, sums["hess"]), units)
 
 
-def _no_drift(claim: Claim, name: str, family: str, gradients: Tensor) -> None:
+def _no_drift(claim: Claim, name: str, family: str, gradients: Array) -> None:
     """Probabilities and labels both add up to 1, so that the gradients of the intercepts add up to 0."""
     if family != "temperature":
         drift = gradients[:, ~is_scale(family, claim.n_classes)].sum(1)
-        claim.require((drift.abs() <= RELATIVE * claim.n).all(), name, "has intercepts that do not add up to 0")
+        claim.require((np.abs(drift) <= RELATIVE * claim.n).all(), name, "has intercepts that do not add up to 0")
 
 
-def _units(claim: Claim, family: str) -> Tensor:
+def _units(claim: Claim, family: str) -> Array:
     """For each parameter, the root of the sum of squares of what it multiplies: logits, or 1 for an intercept."""
-    scale = torch.tensor(max(claim.norm, TINY), dtype=torch.float64)
-    one = torch.tensor(math.sqrt(claim.n), dtype=torch.float64)
-    return torch.where(is_scale(family, claim.n_classes), scale, one)
+    return np.where(is_scale(family, claim.n_classes), max(claim.norm, TINY), math.sqrt(claim.n))
 
 
-def _positive(claim: Claim, name: str, hessian: Tensor, units: Tensor) -> None:
+def _positive(claim: Claim, name: str, hessian: Array, units: Array) -> None:
     """A positive semi-definite matrix (or a stack of them), up to rounding; it is symmetric, since half of it travels."""
-    _diagonal(claim, name, hessian.diagonal(dim1=-2, dim2=-1), units)
+    _diagonal(claim, name, hessian.diagonal(axis1=-2, axis2=-1), units)
     scaled, size = hessian / units / units[:, None], hessian.shape[-1]
     if size <= EXACT_UP_TO:
-        shifted = scaled + size * RELATIVE * torch.eye(size, dtype=scaled.dtype)
-        definite = (torch.linalg.cholesky_ex(shifted).info == 0).all()
+        definite = has_root(scaled + size * RELATIVE * np.eye(size))
     else:
-        own = scaled.diagonal().clamp_min(0)
-        definite = (scaled.square() <= own * own[:, None] + 2 * RELATIVE).all()
+        own = np.maximum(scaled.diagonal(), 0)
+        definite = (scaled**2 <= own * own[:, None] + 2 * RELATIVE).all()
     claim.require(definite, name, "is not positive semi-definite")
 
 
-def _diagonal(claim: Claim, name: str, diagonal: Tensor, units: Tensor) -> None:
+def _diagonal(claim: Claim, name: str, diagonal: Array, units: Array) -> None:
     """Second derivatives: at least 0, and at most what the site's logits allow."""
     scaled = diagonal / units / units
     claim.require((scaled >= -RELATIVE).all(), name, "has a negative second derivative")
@@ -231,7 +227,7 @@ def _score(claim: Claim) -> None:
     fits = (total * (total / claim.n) <= slack * own + TINY) & (own <= slack * total * total + TINY)
     claim.require(fits.all(), "gram", f"does not fit 'sum': no {claim.n} losses give both")
     claim.require((gram >= 0).all(), "gram", "holds a negative product of losses")
-    _positive(claim, "gram", gram, own.sqrt().clamp_min(TINY))
+    _positive(claim, "gram", gram, np.maximum(np.sqrt(np.maximum(own, 0)), TINY))
 
 
 def _likelihood(claim: Claim) -> None:
@@ -241,12 +237,12 @@ def _likelihood(claim: Claim) -> None:
 
 def _evidence(claim: Claim) -> None:
     """The strengths alone give a client's log-likelihood at each; all the others follow from these."""
-    evidence, rounding = claim.content["evidence"], 1e-6 + RELATIVE * float(claim.content["evidence"].abs().max())
+    evidence, rounding = claim.content["evidence"], 1e-6 + RELATIVE * float(np.abs(claim.content["evidence"]).max())
     claim.require((evidence <= rounding).all(), "evidence", "is positive: no log-likelihood of labels")
     if claim.clients > 1:  # what follows of each does not follow of their sum
         return
     follows = prior_shift.evidence(evidence[None, : len(prior_shift.STRENGTHS)])
-    claim.require(((evidence - follows).abs() <= rounding).all(), "evidence", "contradicts itself")
+    claim.require((np.abs(evidence - follows) <= rounding).all(), "evidence", "contradicts itself")
 
 
 def _net(claim: Claim) -> None:

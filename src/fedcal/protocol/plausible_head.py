@@ -8,12 +8,11 @@ HeadScales      losses ≥ 0
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Array, Params
 from fedcal.base.query import Query
 from fedcal.base.store import unnest
 from fedcal.exact.head import HEAD_ALL
@@ -38,27 +37,34 @@ class Claim(Protocol):
     def trained(self) -> float: ...
     @property
     def features(self) -> float | None: ...
-    def require(self, holds: bool | Tensor, name: str, why: str) -> None:
+    def require(self, holds: Any, name: str, why: str) -> None:
         """Raise `FedCalError` unless the condition holds."""
 
 
 def check_head_start(claim: Claim) -> None:
     """The second moment of features, and the training samples of each class."""
     trained = claim.content["trained"]
-    claim.require((trained >= 0).all() & (trained == trained.round()).all(), "trained", "holds no whole counts")
+    claim.require((trained >= 0).all() & (trained == np.rint(trained)).all(), "trained", "holds no whole counts")
     moment = unpack_symmetric(claim.content["moment"])
     found, expected = float(moment[-1, -1]), claim.n + float(trained.sum())
     claim.require(found == expected, "moment", f"is of {found:g} samples, but {expected:g} are declared")
     own = moment.diagonal()
     claim.require((own >= 0).all(), "moment", "has a negative square")
-    unit = own.sqrt().clamp_min(1e-150)
+    unit = np.maximum(np.sqrt(np.maximum(own, 0)), 1e-150)
     scaled = moment / unit / unit[:, None]
-    claim.require((scaled.abs() <= 1 + RELATIVE).all(), "moment", "is not positive semi-definite")
+    claim.require((np.abs(scaled) <= 1 + RELATIVE).all(), "moment", "is not positive semi-definite")
     size = len(moment)
     if size <= 600:
-        shifted = scaled + size * RELATIVE * torch.eye(size, dtype=scaled.dtype)
-        definite = torch.linalg.cholesky_ex(shifted).info == 0
+        definite = has_root(scaled + size * RELATIVE * np.eye(size))
         claim.require(definite, "moment", "is not positive semi-definite")
+
+
+def has_root(matrices: Array) -> bool:
+    """Whether each matrix has a Cholesky factor: it is positive definite."""
+    try:
+        return bool(np.isfinite(np.linalg.cholesky(matrices)).all())
+    except np.linalg.LinAlgError:
+        return False
 
 
 def check_head_sums(claim: Claim) -> None:
@@ -69,20 +75,20 @@ def check_head_sums(claim: Claim) -> None:
         sums = unnest(str(i), claim.content)
         n = claim.n + (claim.trained if of.family == HEAD_ALL else 0.0)
         claim.require((sums["loss"] >= 0).all(), f"{i}/loss", "is negative")
-        rows = sums["grad"][:, 1:].view(len(of.at), k, -1)
+        rows = sums["grad"][:, 1:].reshape(len(of.at), k, -1)
         if claim.features is not None:  # Σ |x| ≤ √n · √Σ x²; the 1 beside the features is counted among them
             bound = 2 * math.sqrt(n) * math.sqrt(claim.features)
             claim.require(
-                (rows.abs() <= bound).all(), f"{i}/grad", f"is more than {n:g} samples of such features can give"
+                (np.abs(rows) <= bound).all(), f"{i}/grad", f"is more than {n:g} samples of such features can give"
             )
         drift = rows[:, :, -1].sum(1)
-        claim.require((drift.abs() <= RELATIVE * n).all(), f"{i}/grad", "has intercepts that do not add up to 0")
+        claim.require((np.abs(drift) <= RELATIVE * n).all(), f"{i}/grad", "has intercepts that do not add up to 0")
         if "hess" not in sums:
             continue
         claim.require(sums["scale"] >= 0, f"{i}/scale", "is negative")
         within = (sums["mass"] >= 0) & (sums["mass"] <= (1 + RELATIVE) * n / 4)
         claim.require(within.all(), f"{i}/mass", f"is not what {n:g} samples can give")
-        own = unpack_symmetric(sums["hess"]).diagonal(dim1=1, dim2=2)
+        own = unpack_symmetric(sums["hess"]).diagonal(axis1=1, axis2=2)
         sign = -1.0 if of.curvature == "full" else 1.0  # two different classes, or one with itself
         claim.require((sign * own >= 0).all(), f"{i}/hess", "has a curvature of the wrong sign")
 

@@ -26,11 +26,9 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedcal.base.arrays import Params
 from fedcal.base.checks import check_value, check_whole
-from fedcal.base.logits import Params
 from fedcal.errors import FedCalError
 from fedcal.exact.private_queries import VALUES, PrivateQuery
 from fedcal.methods import Method
@@ -171,7 +169,7 @@ class Privacy:
             sums: the query's reply.
             clients: that reply as one, where many small ones are simulated together.
         """
-        steps = np.rint(sums[VALUES].numpy() / self.grid(query)).astype(np.int64)
+        steps = np.rint(sums[VALUES] / self.grid(query)).astype(np.int64)
         return self._on_grid(query, steps + discrete_gaussian(clients * self.noise_of_one(query), query.size))
 
     def at_server(self, query: PrivateQuery, total: Params, clients: int) -> Params:
@@ -182,16 +180,15 @@ class Privacy:
             total: the sum of the clients' replies.
             clients: how many replied.
         """
-        steps = np.rint(total[VALUES].numpy() / self.grid(query)).astype(np.int64)
+        steps = np.rint(total[VALUES] / self.grid(query)).astype(np.int64)
         variance = clients * self.noise_of_one(query)
         if self.where == "central":
             variance = self.variance(query)
             steps = steps + discrete_gaussian(variance, query.size)
-        deviation = torch.tensor(math.sqrt(variance) * self.grid(query), dtype=torch.float64)
-        return self._on_grid(query, steps) | {"noise": deviation}
+        return self._on_grid(query, steps) | {"noise": np.array(math.sqrt(variance) * self.grid(query))}
 
-    def _on_grid(self, query: PrivateQuery, steps: Any) -> dict[str, Tensor]:
-        return {VALUES: torch.from_numpy(steps * self.grid(query))}
+    def _on_grid(self, query: PrivateQuery, steps: Any) -> Params:
+        return {VALUES: steps * self.grid(query)}
 
 
 @cache

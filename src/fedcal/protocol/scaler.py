@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedcal.base import schema
+from fedcal.base.arrays import Array, Params, tensor
 from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs, warn_user
+from fedcal.base.features import check_features
 from fedcal.base.labels import check_classes
-from fedcal.base.last_layer import check_features
-from fedcal.base.logits import Params, by_rows, ordered_softmax
+from fedcal.base.logits import by_rows, ordered_softmax
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, counted, unknown
@@ -116,18 +115,23 @@ class Scaler:
         scores, personal = self._logits(logits, probs), self.personal_of(client)
         if few := method.too_few(self.params, level):
             warn_user(few)
-        found = by_rows(lambda block: method.predict_set(self.params, personal, block, level), scores, torch.bool)
-        return found.to(logits.device) if isinstance(logits, Tensor) else found.numpy()
+        with np.errstate(all="ignore"):
+            found = by_rows(lambda block: method.predict_set(self.params, personal, block, level), scores, bool)
+        return tensor(found).to(logits.device) if hasattr(logits, "detach") else found
 
     def _by_rows(
-        self, then: Callable[[Tensor], Tensor], scores: Any, client: str | int | None, probs: bool | None
-    ) -> Tensor | np.ndarray:
+        self, then: Callable[[Array], Array], scores: Any, client: str | int | None, probs: bool | None
+    ) -> Any:
         """What `then` makes of calibrated logits: a tensor where the user gave one, on its device; else an array."""
         logits, personal = self._logits(scores, probs), self.personal_of(client)
-        found = by_rows(lambda block: then(self.method.apply_personal(self.params, personal, block.double())), logits)
-        return found.to(scores.device) if isinstance(scores, Tensor) else found.numpy()
+        method, params = self.method, self.params
+        with np.errstate(all="ignore"):  # a lift that does not fit is replaced by one that does
+            found = by_rows(
+                lambda z: then(method.apply_personal(params, personal, z.astype(float, copy=False))), logits
+            )
+        return tensor(found).to(scores.device) if hasattr(scores, "detach") else found
 
-    def _logits(self, scores: Any, probs: bool | None) -> Tensor:
+    def _logits(self, scores: Any, probs: bool | None) -> Array:
         """The logits that the method takes, of as many classes as it was fitted on."""
         if self.method.takes == "features":
             return self._rows(scores, probs)
@@ -138,7 +142,7 @@ class Scaler:
             warn_of_probs()
         return logits
 
-    def _rows(self, scores: Any, probs: bool | None) -> Tensor:
+    def _rows(self, scores: Any, probs: bool | None) -> Array:
         """The rows that a method of features takes, of features or of rows."""
         if probs:
             raise FedCalError(f"this scaler takes features, not probabilities: leave probs out ({self.method.name})")
@@ -150,8 +154,8 @@ class Scaler:
             raise FedCalError(
                 "this scaler does not know the model's last layer: serve it by CalibratedModel(model, scaler)"
             )
-        logits = values.double() @ self.params["model_weight"].T + self.params["model_bias"]
-        return join(logits, values.double())
+        logits = values.astype(float) @ self.params["model_weight"].T + self.params["model_bias"]
+        return join(logits, values.astype(float))
 
     def personal_of(self, client: str | int | None) -> Params:
         """Return a client's personal scaler; empty where the global one serves.
@@ -166,7 +170,7 @@ class Scaler:
             raise FedCalError(f"{unknown('client', str(client), self.personal)}; leave it out for the global scaler")
         return self.personal.get(str(client), {}) if client is not None else {}
 
-    def check_width(self, logits: Tensor) -> None:
+    def check_width(self, logits: Any) -> None:
         """Refuse logits of another number of classes.
 
         Args:
@@ -194,7 +198,7 @@ class Scaler:
             labels: of the same; may be left out for fedcal-plus.
             probs: as for `apply`.
         """
-        scores = self._logits(logits, probs).double()
+        scores = self._logits(logits, probs).astype(float, copy=False)
         if labels is not None:
             labels = check_labels(labels, len(scores), self.n_classes, classes=self.classes or None)
         self.personal[str(client)] = self.method.personal(self.params, {}, scores, labels)

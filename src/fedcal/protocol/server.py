@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 
+from fedcal.base.arrays import Params
 from fedcal.base.checks import check_whole
-from fedcal.base.logits import Params
 from fedcal.base.store import unnest
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
@@ -94,6 +94,7 @@ class Server:
         return server
 
     @one_thread()
+    @np.errstate(all="ignore")
     def _begin(self) -> None:
         method, k = self.plan.method, self.plan.n_classes
         self.fit: Fit = method.begin(k, self.rounds, self.plan.seed)
@@ -128,6 +129,7 @@ class Server:
             self._example = example_reply(self.plan.method, self.plan.n_classes, query) if query else {}
         return self._example
 
+    @np.errstate(all="ignore")
     def check(self, name: str, reply: Reply) -> None:
         """Refuse a reply that no honest client gives to this request.
 
@@ -145,6 +147,7 @@ class Server:
         self._checked[name] = (known or Known()).after(reply)
 
     @one_thread()
+    @np.errstate(all="ignore")  # what is not finite is refused, or steps are shortened
     def receive(self, replies: Mapping[str, Reply] | Iterable[tuple[str, Reply]], *, check: bool = True) -> None:
         """Take a round's replies, and go on: to the next request, or to the scaler.
 
@@ -241,7 +244,7 @@ class Server:
         return Scaler(method, self.fit.params, plan.n_classes, classes=plan.classes, probs=probs, ledger=self.ledger)
 
     def state_dict(self, since: int = 0) -> dict[str, Any]:
-        """Return all that is needed to stop here and go on elsewhere: tensors, and JSON values under `about`.
+        """Return all that is needed to stop here and go on elsewhere: arrays, and JSON values under `about`.
 
         Args:
             since: leave out the rounds of an exact fit up to this one, where they are stored already.
@@ -256,6 +259,7 @@ class Server:
         return {"tensors": tensors, "about": about}
 
     @one_thread()
+    @np.errstate(all="ignore")
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a server of the same method stood.
 
@@ -287,7 +291,7 @@ class Server:
     def _load_fit(self, tensors: Params, about: dict[str, Any]) -> None:
         """Bring the fit to where it was, if what is stored is what its queries ask for."""
         if not isinstance(self.fit, AveragingFit):
-            added = {"noise": torch.zeros((), dtype=torch.float64)} if self.privacy else {}
+            added = {"noise": np.zeros(())} if self.privacy else {}
             for number in range(1, about["received"] + 1):
                 check_alike(unnest(f"{number:04d}", tensors), self.example | added)
                 self.fit.load(tensors, {"received": number})

@@ -1,4 +1,4 @@
-"""What stored scalers and states must hold, declared once: headers, and the tensors of every method's scaler.
+"""What stored scalers and states must hold, declared once: headers, and the arrays of every method's scaler.
 
 A file's digest finds accidents. This finds the rest: a file of another version, one that was changed on purpose, and what
 no fit gives, such as a temperature of 0.
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from fedcal.base.arrays import Array, Params, softmax
 from fedcal.base.codec import check_finite
 from fedcal.base.conformal import LEVELS
-from fedcal.base.logits import Params
 from fedcal.base.query import Query
 from fedcal.base.schema import (
     COUNT,
@@ -126,15 +125,15 @@ def check_alike(found: Params, like: Params) -> None:
 # --- scalers -----------------------------------------------------------------------------------------------------------
 
 
-def _rising(value: Tensor) -> bool:
-    return bool((value.diff(dim=1) >= 0).all())
+def _rising(value: Array) -> bool:
+    return bool((np.diff(value, axis=1) >= 0).all())
 
 
-def _distribution(value: Tensor) -> bool:
+def _distribution(value: Array) -> bool:
     return bool((value >= 0).all()) and abs(float(value.sum()) - 1) < 1e-6
 
 
-BOUNDS: dict[str, Callable[[Tensor], bool]] = {  # what holds of a tensor of this name, in every method that has one
+BOUNDS: dict[str, Callable[[Array], bool]] = {  # what holds of a tensor of this name, in every method that has one
     "temperatures": lambda value: value.ndim == 1 and bool(((value >= T_MIN) & (value <= T_MAX)).all()),
     "beta": lambda value: bool((value[:2] >= 0).all()),
     "hist": _rising,
@@ -145,12 +144,16 @@ BOUNDS: dict[str, Callable[[Tensor], bool]] = {  # what holds of a tensor of thi
 }
 
 
+def _no_stream() -> Any:
+    raise AssertionError("a scaler without a net draws nothing")
+
+
 def _shapes(method: Method, k: int) -> dict[str, tuple[int | None, ...]]:
     """The shapes of a scaler's tensors, by name; None stands for any length."""
     if (h := getattr(method, "hidden", None)) is not None:
         return {"w1": (h, k), "b1": (h,), "w2": (h, h), "b2": (h,), "w3": (k, h), "b3": (k,)}
     if isinstance(method, Averaged):
-        known = {name: tuple(value.shape) for name, value in method.init(k, torch.Generator()).items()}
+        known = {name: tuple(value.shape) for name, value in method.init(k, _no_stream).items()}
         return {name: (None,) if name == "temperatures" else shape for name, shape in known.items()}
     linear: dict[str, tuple[int | None, ...]] = {family: (n_parameters(family, k),) for family in FAMILIES}
     if method.name == "fed-ts":
@@ -184,7 +187,7 @@ def check_params(method: Method, params: Params, n_classes: int) -> None:
     _probe(method, params, n_classes)
 
 
-def _has_shape(value: Tensor, shape: tuple[int | None, ...]) -> bool:
+def _has_shape(value: Array, shape: tuple[int | None, ...]) -> bool:
     return value.ndim == len(shape) and all(b in (None, a) and a for a, b in zip(value.shape, shape, strict=True))
 
 
@@ -223,7 +226,7 @@ def _check_sets(method: Method, found: Params, n_classes: int) -> None:
         weights = found[SPREAD]
         sums = weights.sum(-1)
         right = weights.shape == (len(LEVELS), len(CONCENTRATIONS)) and bool((weights >= 0).all())
-        if not right or not bool(((sums - 1).abs() < 1e-6).all()):
+        if not right or not bool((np.abs(sums - 1) < 1e-6).all()):
             raise FedCalError(f"{SPREAD!r} holds no weights")
 
 
@@ -240,9 +243,7 @@ def check_set_query(method: Method, query: Query, n_classes: int) -> None:
         for name in curves:
             if name in params:
                 _check_curve(method, name, params[name], n_classes)
-        if isinstance(query, SiteSpread) and not (
-            GLOBAL in params and COUNTS in params and params[COUNTS].numel() == 1
-        ):
+        if isinstance(query, SiteSpread) and not (GLOBAL in params and COUNTS in params and params[COUNTS].size == 1):
             raise FedCalError("the federation's thresholds are missing")
         check_params(method.inner, {name: value for name, value in params.items() if name not in NAMES}, n_classes)
     except FedCalError as error:
@@ -251,29 +252,30 @@ def check_set_query(method: Method, query: Query, n_classes: int) -> None:
         ) from None
 
 
-def _check_curve(method: WithSets, name: str, curve: Tensor, n_classes: int) -> None:
+def _check_curve(method: WithSets, name: str, curve: Array, n_classes: int) -> None:
     """Thresholds lie within the score's range, and do not grow with α."""
     shape, most = (len(LEVELS), n_classes if method.sets.coverage == "class" else 1), method.sets.edges(n_classes)[-1]
-    if curve.shape != shape or curve.dtype != torch.float64:
+    if curve.shape != shape or curve.dtype != np.float64:
         raise FedCalError(f"{name!r} is {curve.dtype} of shape {tuple(curve.shape)}, not float64 of {shape}")
-    if not bool(((curve >= 0) & (curve <= most)).all()) or bool((curve.diff(dim=0) > 0).any()):
+    if not bool(((curve >= 0) & (curve <= most)).all()) or bool((np.diff(curve, axis=0) > 0).any()):
         raise FedCalError(f"{name!r} holds no thresholds of {method.sets.score} scores")
 
 
 def _check_tensors(params: Params) -> None:
     for name, value in params.items():
-        if value.dtype not in (torch.float32, torch.float64):
+        if value.dtype not in (np.float32, np.float64):
             raise FedCalError(f"{name!r} is {value.dtype}: it must be float32 or float64")
     check_finite(params)
 
 
 def _probe(method: Method, params: Params, n_classes: int) -> None:
     """Whether the scaler gives probabilities for some logits: it then has all that its method needs."""
-    logits = torch.zeros(3, method.width(n_classes), dtype=torch.float64)
+    logits = np.zeros((3, method.width(n_classes)))
     logits[0, 0], logits[1, -1], logits[2, 1] = 1.0, 20.0, -3.0
     try:
-        probs = method.apply(params, logits).softmax(dim=1)
+        with np.errstate(all="ignore"):
+            probs = softmax(method.apply(params, logits), 1)
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise FedCalError(f"{method.name} cannot use these tensors ({type(error).__name__})") from None
-    if probs.shape != (3, n_classes) or not bool(torch.isfinite(probs).all()):
+    if probs.shape != (3, n_classes) or not bool(np.isfinite(probs).all()):
         raise FedCalError(f"what {method.name} makes of some logits is not finite")

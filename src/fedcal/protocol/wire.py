@@ -1,4 +1,4 @@
-"""Messages as bytes: flat tensors with a JSON header (safetensors), the same for files, Flower and any other transport.
+"""Messages as bytes: flat arrays with a JSON header (safetensors), the same for files, Flower and any other transport.
 
 Whatever comes in is from a stranger: it is rebuilt from known types only, and anything odd is a FedCalError.
 """
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from torch import Tensor
+import numpy as np
 
 from fedcal.base import codec
+from fedcal.base.arrays import Params
 from fedcal.base.codec import pack
 from fedcal.base.labels import check_classes
-from fedcal.base.logits import Params
 from fedcal.base.query import Query
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import FoldMap
@@ -251,7 +251,7 @@ def privacy_from_json(header: Header) -> Privacy | None:
 
 def _flatten(value: Any, name: str, tensors: Params) -> Any:
     """A query as JSON; its tensors go to `tensors`, and leave their name behind."""
-    if isinstance(value, Tensor):
+    if isinstance(value, np.ndarray):
         tensors[name] = value
         return {"tensor": name}
     if is_dataclass(value):
@@ -303,4 +303,6 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(_fits(part, args[0]) for part in value)
     if hint is float:
         return type(value) in (int, float)
+    if origin is np.ndarray:
+        return isinstance(value, np.ndarray)
     return type(value) is hint if hint in (int, bool, str) else isinstance(value, hint)

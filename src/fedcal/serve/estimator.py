@@ -14,9 +14,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
 
-from fedcal.base.checks import as_tensor
+from fedcal.base.arrays import as_array
+from fedcal.base.checks import check_array
 from fedcal.base.labels import as_labels
 from fedcal.data.samples import name_clients
 from fedcal.errors import FedCalError
@@ -93,7 +93,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         """
         options = self._options()
         pairs = self._clients(X, y, groups)
-        first = as_tensor(next(iter(pairs.values()))[0], "logits")
+        first = check_array(next(iter(pairs.values()))[0], "logits")
         width = first.shape[1] if first.ndim == 2 else 1
         found = _labels_of(pairs)
         known = found if self.classes is None and len(found) == max(width, 2) else self.classes
@@ -129,7 +129,8 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
             X: logits, or probabilities with `probs=True`.
             client: whose personal scaler to use; the global one if not given.
         """
-        return self.scaler_.predict_proba(self._checked(X), client)
+        checked = self._checked(X)  # which refuses an estimator that is not fitted
+        return self.scaler_.predict_proba(checked, client)
 
     def predict_set(self, X: Any, alpha: float | None = None, client: str | int | None = None) -> np.ndarray:
         """Return conformal sets as booleans, one column for each of `classes_`; fit with `options={"alpha": 0.1}`.
@@ -142,7 +143,8 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         Raises:
             FedCalError: it was fitted without sets, or alpha is out of range.
         """
-        return self.scaler_.predict_set(self._checked(X), alpha, client)
+        checked = self._checked(X)
+        return self.scaler_.predict_set(checked, alpha, client)
 
     def predict(self, X: Any, client: str | int | None = None) -> np.ndarray:
         """Return the most probable of `classes_`.
@@ -219,7 +221,7 @@ def _column(values: Any) -> Any:
 
 def _array(values: Any) -> Any:
     """A tensor as an array; anything else as it is."""
-    if not isinstance(values, Tensor):
+    if not hasattr(values, "detach"):
         return values
-    values = values.detach().cpu()
-    return (values.double() if values.is_floating_point() else values).numpy()
+    found = as_array(values)
+    return found.astype(float) if found.dtype.kind == "f" else found

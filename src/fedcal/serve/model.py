@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedcal.base.arrays import tensor
 from fedcal.base.checks import check_kind, log_probs, two_columns, within_spread
 from fedcal.base.last_layer import with_features
 from fedcal.base.logits import keep_order, ordered_softmax
@@ -112,7 +113,7 @@ class ScalerModule(nn.Module):
         personal = scaler.personal_of(client)
         for prefix, params in (("global", scaler.params), ("personal", personal)):
             for name, value in params.items():
-                self.register_buffer(f"{prefix}_{name}", value.detach().clone())
+                self.register_buffer(f"{prefix}_{name}", tensor(value).clone())
         self.names = {"global": list(scaler.params), "personal": list(personal)}
 
     def forward(self, scores: Tensor) -> Tensor:

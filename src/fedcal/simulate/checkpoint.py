@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params
+from fedcal.base.arrays import tensors as tensors_of
 from fedcal.base.schema import Anything, ListOf, MapOf, Number, Record, Text, Tuple, check
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
 from fedcal.errors import FedCalError
@@ -56,7 +57,7 @@ def load_checkpoint(path: Path, state: Federation) -> None:
         check(about, HEADER, "its header")
         if about["round"] > state.config.rounds or about["methods"].keys() != state.calibrations.keys():
             raise FedCalError("it is of other rounds or methods")
-        state.model.load_state_dict(unnest("model", tensors))
+        state.model.load_state_dict(tensors_of(unnest("model", tensors)))
         for name, exchange in state.calibrations.items():
             _load_method(exchange, about["methods"][name], unnest(name, tensors))
         state.round = about["round"]

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from fedcal.base.last_layer import head_of, last_linear, with_features
+from fedcal.base.features import head_of
+from fedcal.base.last_layer import last_linear, with_features
 from fedcal.base.seeds import numpy_rng, torch_rng
 from fedcal.data import Client, Dataset, Skew, load, make_clients, skew
 from fedcal.data.own import is_own as is_own_data
@@ -294,10 +296,10 @@ def feature_samples(client: Client, model: nn.Module, fit_on: str = "held-out") 
     """A client's rows, with features: what it fits on, and then the training samples beside them."""
     whole, splits = with_features(model), ["held-out", "train"] if fit_on == "held-out" else [fit_on]
     rows = [feature_rows(whole, _inputs(client, split), trained=i > 0) for i, split in enumerate(splits)]
-    return torch.cat(rows), torch.cat([_labels(client, split) for split in splits])
+    return np.concatenate(rows), torch.cat([_labels(client, split) for split in splits])
 
 
-def test_logits(state: Federation) -> dict[str, torch.Tensor]:
+def test_logits(state: Federation) -> dict[str, Any]:
     """The final model's logits on each client's test set; rows with features where a method takes them."""
     if any(scaler.method.takes == "features" for scaler in state.scalers.values()):
         whole = with_features(state.model)
@@ -305,9 +307,7 @@ def test_logits(state: Federation) -> dict[str, torch.Tensor]:
     return {c.name: predict(state.model, c.test_x) for c in state.clients}
 
 
-def evaluate(
-    state: Federation, logits: dict[str, torch.Tensor] | None = None, compare: bool = True
-) -> dict[str, Measured]:
+def evaluate(state: Federation, logits: dict[str, Any] | None = None, compare: bool = True) -> dict[str, Measured]:
     """Measure every method on the clients' test sets, one view per method.
 
     Args:

@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
+from fedcal.base.arrays import Array
+from fedcal.base.features import check_features, head_of
 from fedcal.base.labels import as_labels, find_classes
-from fedcal.base.last_layer import check_features, head_of, last_linear
+from fedcal.base.last_layer import last_linear
 from fedcal.data.samples import Samples, label_client, name_clients
 from fedcal.errors import FedCalError, unknown
 from fedcal.exact.head_samples import join
 from fedcal.learn.local import predict
 
-Read = dict[str, tuple[Tensor, np.ndarray]]
+Read = dict[str, tuple[Array, np.ndarray]]
 
 
 def feature_clients(
     clients: Any, train: Any, head: Any, classes: Any
-) -> tuple[dict[str, Samples], np.ndarray | None, tuple[Tensor, Tensor]]:
+) -> tuple[dict[str, Samples], np.ndarray | None, tuple[Array, Array]]:
     """Make rows of what a user gave.
 
     Args:
@@ -54,15 +55,15 @@ def feature_clients(
             parts.append((*trained[name], True))
         rows, columns = [], []
         for x, y, kind in parts:
-            logits = x.double() @ weight.T + bias
+            logits = x.astype(float) @ weight.T + bias
             columns.append(label_client(name, logits, y, found)[1])
-            rows.append(join(logits.to(x.dtype), x, kind))
-        samples[name] = torch.cat([part.to(rows[0].dtype) for part in rows]), torch.cat(columns)
+            rows.append(join(logits.astype(x.dtype), x, kind))
+        samples[name] = np.concatenate([part.astype(rows[0].dtype) for part in rows]), np.concatenate(columns)
     assert all(rows.shape[1] == k + weight.shape[1] + 1 for rows, _ in samples.values())
     return samples, found, (weight, bias)
 
 
-def feature_rows(whole: nn.Module, x: Tensor, trained: bool = False) -> Tensor:
+def feature_rows(whole: nn.Module, x: Tensor, trained: bool = False) -> Array:
     """Make rows of inputs.
 
     Args:
@@ -75,7 +76,7 @@ def feature_rows(whole: nn.Module, x: Tensor, trained: bool = False) -> Tensor:
     """
     linear = last_linear(whole)[1]
     k = linear.out_features
-    found = predict(whole, x).float() if len(x) else torch.empty(0, k + linear.in_features)
+    found = predict(whole, x).float().numpy() if len(x) else np.empty((0, k + linear.in_features), np.float32)
     return join(found[:, :k], found[:, k:], trained)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params
 from fedcal.base.store import read_tensors, write_tensors
 from fedcal.errors import FedCalError
 from fedcal.protocol import Server

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 
+from fedcal.base.arrays import as_array
 from fedcal.base.checks import check_kind, check_whole, look_like_probs, warn_of_probs
 from fedcal.data.samples import Samples, Stream, check_clients, name_columns
 from fedcal.errors import FedCalError
@@ -231,11 +232,12 @@ class Exchange:
         for name, (logits, labels) in samples.items():
             if not len(labels):
                 continue
-            if group and size + logits.numel() > GROUP:
+            logit_count = len(logits) * logits.shape[1]
+            if group and size + logit_count > GROUP:
                 groups.append(tuple(group))
                 group, size = [], 0
             group.append(name)
-            size += logits.numel()
+            size += logit_count
         return [*groups, tuple(group)] if group else groups
 
     def _renew(self, samples: Mapping[str, Samples]) -> None:
@@ -248,8 +250,11 @@ class Exchange:
         """The group's samples; those of a single client are read when they are needed."""
         if len(group) == 1:
             return Prepared(lambda: samples[group[0]])
-        logits, labels = (torch.cat(values) for values in zip(*(samples[name] for name in group), strict=True))
+        logits, labels = (
+            np.concatenate([as_array(value) for value in values])
+            for values in zip(*(samples[name] for name in group), strict=True)
+        )
         return Prepared(lambda: (logits, labels), [len(samples[name][1]) for name in group])
 
 
-_NOTHING = Prepared(lambda: (torch.empty(0, 2), torch.empty(0, dtype=torch.int64)))
+_NOTHING = Prepared(lambda: (np.empty((0, 2)), np.empty(0, np.int64)))

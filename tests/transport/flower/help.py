@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fedcal
 from fedcal import Scaler
+from fedcal.base.arrays import as_array
 from fedcal.base.store import read_json, read_tensors
 from fedcal.methods.spec import file_name
 from fedcal.simulate.federation import assemble
@@ -83,10 +85,11 @@ def flower(
     return strategy, result.arrays
 
 
-def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """The largest difference of two sets of tensors of the same names, in whatever order."""
+def distance(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    """The largest difference of two sets of arrays, or tensors, of the same names, in whatever order."""
     assert sorted(ours) == sorted(theirs)
-    return max((float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours), default=0.0)
+    pairs = ((as_array(ours[name]).astype(float), as_array(theirs[name]).astype(float)) for name in ours)
+    return max((float(np.abs(a - b).max()) for a, b in pairs), default=0.0)
 
 
 How = Callable[[Message, Message], Message | None]  # (request, reply) -> what comes instead

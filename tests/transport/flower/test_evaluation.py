@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,7 +81,7 @@ SHARING = {
 def asked_alone(options, config, change=lambda about: about, min_count=5):
     """What a node says that is asked for an evaluation, without any other round."""
     plan = Plan(get_method("fed-ts"), 2, 0, (), "f")
-    scaler = Scaler(plan.method, {"temperature": torch.tensor([2.0])}, 2)
+    scaler = Scaler(plan.method, {"temperature": np.array([2.0])}, 2)
     model = ArrayRecord({"w": torch.zeros(1)})
     about = {"phase": "evaluate", "model": fingerprint(model), "bins": 15}
     record = record_of(pack_evaluation(plan, scaler, (0.3,)), **change(about))
@@ -125,8 +126,8 @@ def test_the_evaluation_goes_on_without_a_node_that_lies(lie):
             other["b"] = reply.content[REPLY]["data"]
         if phase == "evaluate" and name == "c":
             tensors, about = unpack(reply.content[REPLY]["data"])
-            far = tensors["total/samples"].clone()
-            far[2:5] *= torch.tensor([1e9, 1e18, 1e27])
+            far = tensors["total/samples"].copy()
+            far[2:5] *= [1e9, 1e18, 1e27]
             lies = {
                 "bytes": b"nonsense",
                 "another's": other.get("b", b""),

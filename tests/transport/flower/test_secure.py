@@ -6,7 +6,6 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
@@ -35,7 +34,7 @@ def samples(node: int, scale: float = 1.0):
     rng = np.random.default_rng(node)
     y = rng.choice(K, size=80, p=rng.dirichlet(np.full(K, 2.0)))
     z = 3 * (rng.normal(size=(80, K)) + 1.5 * np.eye(K)[y])
-    logits, labels = torch.from_numpy(scale * z), torch.from_numpy(y)
+    logits, labels = scale * z, y
     return {"held-out": (logits[:40], labels[:40]), "test": (logits[40:], labels[40:])}
 
 
@@ -103,7 +102,7 @@ def test_a_full_group_and_two(monkeypatch, nodes, most, groups):
     assert distance(exact.params, secure.scaler.params) < 1e-9
     report = secure.report()
     assert report["secure"]["groups"] == groups and len(report["fitted_by"]) == nodes and report["faults"] == []
-    logits, labels = (torch.cat(part) for part in zip(*(samples(i)["test"] for i in range(nodes)), strict=True))
+    logits, labels = (np.concatenate(part) for part in zip(*(samples(i)["test"] for i in range(nodes)), strict=True))
     tally = Tally.of(secure.scaler.method.apply(secure.scaler.params, logits), labels)
     assert secure.metrics()["global"] == pytest.approx(tally.summary(), abs=1e-9)
 
@@ -327,9 +326,9 @@ def test_what_leaves_a_node_is_masked():
         runs.append([])
         fit(grid_of(4, listening), "fed-bias", secure=True)
     logits, labels = samples(0)["held-out"]
-    counts = torch.bincount(labels, minlength=K).double().numpy()
+    counts = np.bincount(labels, minlength=K).astype(float)
     tally = Tally.of(*samples(0)["test"])
-    secrets = [counts.tobytes(), (logits**2).sum().numpy().tobytes(), tally.reliability.count.astype("<i8").tobytes()]
+    secrets = [counts.tobytes(), (logits**2).sum().tobytes(), tally.reliability.count.astype("<i8").tobytes()]
     sent = b"".join(part for message in runs[0] for part in message)
     assert not any(secret in sent for secret in secrets)
     first, second = ([data for data, _, _ in run if data] for run in runs)

@@ -9,8 +9,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from torch import Tensor
-
+from fedcal.base.arrays import Array
 from fedcal.base.lock import locked
 from fedcal.base.store import check_outputs, make_folder, read_bytes, read_tensors, write_bytes, write_tensors
 from fedcal.base.threads import one_thread
@@ -45,7 +44,7 @@ def read_request(path: Path) -> tuple[Plan, Request, list[str]]:
 
 def reply(
     request: Path,
-    samples: tuple[Tensor, Tensor],
+    samples: tuple[Array, Array],
     site: str,
     state: Path,
     out: Path | None = None,
@@ -110,7 +109,7 @@ def state_file(state: Path, federation: str) -> Path:
 
 @one_thread()
 def finish(
-    scaler: Path, samples: tuple[Tensor, Tensor | None], site: str, state: Path, out: Path, probs: bool = False
+    scaler: Path, samples: tuple[Array, Array | None], site: str, state: Path, out: Path, probs: bool = False
 ) -> bool:
     """Write a site's scaler: the global one, and the site's personal part. Also for a site that took no part.
 
@@ -135,7 +134,7 @@ def finish(
     check_outputs({"--state": kept, "--out": out}, [scaler])
     client = _client(final.method, (logits, logits[:0] if labels is None else labels), check_client_name(site), kept)
     if labels is None:
-        personal = final.method.personal(final.params, client.memory, logits.double(), None)
+        personal = final.method.personal(final.params, client.memory, logits.astype(float, copy=False), None)
     else:
         personal = client.personalize(final)
     final.probs, final.personal, final.federation = probs, {site: personal}, ""
@@ -144,7 +143,7 @@ def finish(
 
 
 def _client(
-    method: Method, samples: tuple[Tensor, Tensor], site: str, state: Path, policy: Policy | None = None
+    method: Method, samples: tuple[Array, Array], site: str, state: Path, policy: Policy | None = None
 ) -> Client:
     """The site's client, in the state in which it was last."""
     client = Client.of(method, Prepared(lambda: samples), policy=policy)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from fedcal.base.checks import check_whole
 from fedcal.base.labels import check_classes
@@ -169,7 +169,7 @@ def merge(scaler: Path, parts: Sequence[Path], out: Path) -> list[str]:
     for path in parts:
         part = Scaler.load(path)
         same = part.method == whole.method and part.params.keys() == whole.params.keys()
-        if not same or not all(torch.equal(part.params[name], value) for name, value in whole.params.items()):
+        if not same or not all(np.array_equal(part.params[name], value) for name, value in whole.params.items()):
             raise FedCalError(f"{path}: not a part of {scaler}: its global scaler is another one")
         whole.personal |= part.personal
     whole.save(out)

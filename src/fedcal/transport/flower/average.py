@@ -12,6 +12,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
+from fedcal.base.arrays import tensors
 from fedcal.learn.local import average
 from fedcal.transport.flower.records import from_record, to_record
 
@@ -27,6 +28,6 @@ class ExactFedAvg(FedAvg):
         arrays, metrics = super().aggregate_train(server_round, good)
         if arrays is None:
             return None, metrics
-        states = [from_record(next(iter(reply.content.array_records.values()))) for reply in good]
+        states = [tensors(from_record(next(iter(reply.content.array_records.values())))) for reply in good]
         counts: list[Any] = [next(iter(r.content.metric_records.values()))[self.weighted_by_key] for r in good]
         return to_record(average(states, by=counts)), metrics

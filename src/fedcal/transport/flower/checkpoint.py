@@ -15,8 +15,8 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
+from fedcal.base.arrays import Params
 from fedcal.base.codec import check_finite
-from fedcal.base.logits import Params
 from fedcal.base.schema import COUNT, Anything, Exactly, ListOf, MapOf, Record, Text, check
 from fedcal.base.store import nest, read_json, read_tensors, unnest, write_json, write_tensors
 from fedcal.errors import FedCalError

@@ -15,14 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from torch import Tensor, nn
 
+from fedcal.base.arrays import Array, Params
 from fedcal.base.checks import as_logits, check_kind, check_labels
 from fedcal.base.labels import check_classes
-from fedcal.base.last_layer import last_linear, with_features
-from fedcal.base.logits import Params
 from fedcal.base.store import nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
@@ -51,6 +49,8 @@ from fedcal.transport.flower.records import (
 from fedcal.transport.flower.secure_node import Sums, check_large_enough, reply_to_stages
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedcal.data.samples import Samples
     from fedcal.measure.views import Measured
 
@@ -64,7 +64,7 @@ STATE = "fedcal.state"  # in the node's context
 class Rows:
     """A node's samples with features beside the logits (exact/head_samples.py), as `features_of` gives them."""
 
-    rows: Tensor
+    rows: Array
     n_classes: int
 
 
@@ -144,12 +144,12 @@ def shares_scores(context: Context, policy: Policy, share_scores: bool) -> bool:
 def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
     """Return the same function, with logits for probabilities and columns for labels."""
 
-    def samples(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
+    def samples(arrays: ArrayRecord, context: Context, split: str) -> tuple[Array, Array]:
         scores, labels = logits(arrays, context, split)
         if isinstance(scores, Rows):
             rows, k = scores.rows, scores.n_classes
         else:
-            rows = as_logits(scores, probs).double()
+            rows = as_logits(scores, probs).astype(float, copy=False)
             k = rows.shape[1]
         named = None if classes is None else check_classes(classes, k)
         return rows, check_labels(labels, len(rows), k, classes=named)
@@ -173,7 +173,9 @@ def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]
         FedCalError: from that function, where a method fits on training data.
     """
 
-    def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Tensor, Tensor]:
+    def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Any, Any]:
+        import torch
+
         if split == "train":
             raise FedCalError("this method fits on training data: give calibration_mod a function of your own for them")
         net = model()
@@ -208,23 +210,27 @@ def features_of(
         FedCalError: from that function, where the model's last layer is not linear.
     """
 
-    def rows(arrays: ArrayRecord, context: Context, split: str) -> tuple[Rows, Tensor]:
+    def rows(arrays: ArrayRecord, context: Context, split: str) -> tuple[Rows, Array]:
+        import torch
+
+        from fedcal.base.last_layer import last_linear, with_features
+
         net = model()
         net.load_state_dict(arrays.to_torch_state_dict())
         whole, k = with_features(net).eval(), last_linear(net)[1].out_features
 
-        def of(batches: Any, trained: bool) -> tuple[Tensor, Tensor]:
+        def of(batches: Any, trained: bool) -> tuple[Array, Array]:
             with torch.no_grad():
                 parts = [(whole(x).cpu(), y) for x, y in map(_pair, batches)]
-            found, y = (torch.cat(list(part)).cpu() for part in zip(*parts, strict=True))
+            found, y = (torch.cat(list(part)).cpu().numpy() for part in zip(*parts, strict=True))
             return join(found[:, :k], found[:, k:], trained), y
 
         found, labels = of(held_out(context), False)
-        mine = torch.arange(len(labels)) % 2 == (split == "test")
+        mine = np.arange(len(labels)) % 2 == (split == "test")
         parts = [(found[mine], labels[mine])]
         if split != "test" and train is not None:
             parts.append(of(train(context), True))
-        whole_rows, whole_labels = (torch.cat(list(part)) for part in zip(*parts, strict=True))
+        whole_rows, whole_labels = (np.concatenate(list(part)) for part in zip(*parts, strict=True))
         return Rows(whole_rows, k), whole_labels
 
     return rows
@@ -314,13 +320,13 @@ class Node:
         return Sums(example_reply(plan.method, plan.n_classes, request.query), reply.content, reply.n, openly)
 
     def _measured_sums(self) -> Sums:
-        from fedcal.transport.flower.measured import measured_tensors
+        from fedcal.transport.flower.measured import measured_arrays
 
         measured = self._measure()
         if isinstance(measured, Reply):
             openly = pack_reply(replace(measured, content={}, n=0, notes={}), self.name)
-            return Sums({VALUES: torch.zeros_like(measured.content[VALUES])}, measured.content, 1, openly)
-        sums = measured_tensors(self.name, measured)
+            return Sums({VALUES: np.zeros_like(measured.content[VALUES])}, measured.content, 1, openly)
+        sums = measured_arrays(self.name, measured)
         return Sums(sums, sums, measured.pooled(VIEWS[0]).n)
 
     def _reply(self, plan: Plan, request: Request, samples: Samples) -> ConfigRecord:
@@ -348,7 +354,7 @@ class Node:
             plan.method.apply_personal(scaler.params, personal, logits),
         )
         if privacy := self.policy.privacy or asked:
-            views = Prepared(lambda: (torch.cat(applied, 1), labels))
+            views = Prepared(lambda: (np.concatenate(applied, 1), labels))
             return self._measure_privately(plan, views, privacy, personal)
         return Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
 
@@ -436,6 +442,6 @@ class Node:
         return Path(str(folder)) / f"{self.name}.safetensors" if folder else None
 
 
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+def _pair(batch: Any) -> tuple[Any, Any]:
     x, y = batch.values() if isinstance(batch, dict) else batch
     return x, y

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from fedcal.assess.evaluation import SiteSums
 from fedcal.assess.groups import check_groups
 from fedcal.assess.message import Asked, SiteMessage
 from fedcal.assess.sums import all_thresholds
+from fedcal.base.arrays import Array
 from fedcal.errors import FedCalError
 from fedcal.protocol import Plan, Scaler
 from fedcal.protocol.wire import pack, plan_to_json, unpack
@@ -40,7 +39,7 @@ def thresholds_of(data: bytes) -> list[float]:
 
 
 def node_sums(
-    site: str, plan: Plan, data: bytes, samples: tuple[Tensor, Tensor], groups: Mapping[str, Any], min_count: int
+    site: str, plan: Plan, data: bytes, samples: tuple[Array, Array], groups: Mapping[str, Any], min_count: int
 ) -> bytes:
     """A node's reply: the sums of its calibrated test samples; groups of fewer than `min_count` samples are left out."""
     logits, labels = samples

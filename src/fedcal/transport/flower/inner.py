@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params
 from fedcal.errors import FedCalError
 
 Told = dict[str, Any]  # by attribute: a number, or the kind and the names of its arrays
@@ -36,18 +35,20 @@ def state_of(strategy: Strategy, at_first: dict[str, int | float]) -> tuple[Para
     Returns:
         Its arrays; and by attribute the numbers that have changed, and the kind and names of arrays.
     """
-    arrays, numbers = dict[str, torch.Tensor](), numbers_of(strategy)
+    arrays, numbers = dict[str, np.ndarray](), numbers_of(strategy)
     told: Told = {name: value for name, value in numbers.items() if at_first.get(name) != value}
     for name, value in _attributes(strategy).items():
         if name in numbers or (found := _arrays(value)) is None:
             continue
         kind, parts = found
         try:
-            tensors = [torch.from_numpy(np.array(part)) for part in parts.values()]
-        except (TypeError, ValueError):  # a type that PyTorch does not have: no reason to end a run
+            copies = [np.array(part) for part in parts.values()]
+        except (TypeError, ValueError):  # no arrays after all: no reason to end a run
+            continue
+        if any(copy.dtype.kind not in "biuf" or copy.dtype.itemsize > 8 for copy in copies):  # no file can hold them
             continue
         told[name] = {"kind": kind, "names": list(parts)}
-        arrays |= {f"{name}/{i}": tensor for i, tensor in enumerate(tensors)}
+        arrays |= {f"{name}/{i}": copy for i, copy in enumerate(copies)}
     return arrays, told
 
 
@@ -68,7 +69,7 @@ def put_back(strategy: Strategy, arrays: Params, told: Told) -> None:
             raise FedCalError(f"the checkpoint is of another strategy, which has {name!r}: delete it")
         if isinstance(value, dict):
             try:
-                parts = {key: arrays[f"{name}/{i}"].numpy() for i, key in enumerate(value["names"])}
+                parts = {key: arrays[f"{name}/{i}"] for i, key in enumerate(value["names"])}
                 value = _MADE[value["kind"]](parts)
             except (KeyError, TypeError, ValueError):
                 raise FedCalError(_DAMAGED) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params
 from fedcal.base.store import nest, unnest
 from fedcal.errors import FedCalError
 from fedcal.measure.paired import Paired, comparable
@@ -16,15 +16,15 @@ from fedcal.transport.flower.records import VIEWS
 
 def pack_measured(client: str, measured: Measured) -> bytes:
     """Return what a node measured as bytes."""
-    return pack(measured_tensors(client, measured), {})
+    return pack(measured_arrays(client, measured), {})
 
 
-def measured_tensors(client: str, measured: Measured) -> Params:
+def measured_arrays(client: str, measured: Measured) -> Params:
     """Return the sums that a node measured."""
-    tensors: Params = {}
+    arrays: Params = {}
     for view, tallies in measured.tallies.items():
-        tensors |= nest(view, tallies[client].to_tensors())
-    return tensors | (nest("paired", measured.paired.to_tensors()) if measured.paired else {})
+        arrays |= nest(view, tallies[client].to_arrays())
+    return arrays | (nest("paired", measured.paired.to_arrays()) if measured.paired else {})
 
 
 def unpack_measured(client: str, data: bytes, n_classes: int, n_bins: int) -> Measured:
@@ -36,13 +36,13 @@ def unpack_measured(client: str, data: bytes, n_classes: int, n_bins: int) -> Me
     return measured_of(client, unpack(data)[0], n_classes, n_bins)
 
 
-def measured_of(client: str, tensors: Params, n_classes: int, n_bins: int) -> Measured:
+def measured_of(client: str, arrays: Params, n_classes: int, n_bins: int) -> Measured:
     """Return what was measured, from its sums.
 
     Raises:
         FedCalError: where sums are missing, damaged, or contradict each other.
     """
-    tallies = {view: Tally.from_tensors(unnest(view, tensors)) for view in VIEWS}
+    tallies = {view: Tally.from_arrays(unnest(view, arrays)) for view in VIEWS}
     paired, last = None, tallies["own"]
     for view, tally in tallies.items():
         found = len(tally.classes), len(tally.reliability.count)
@@ -52,7 +52,7 @@ def measured_of(client: str, tensors: Params, n_classes: int, n_bins: int) -> Me
         if tally.n != last.n or not np.array_equal(*labels):
             raise FedCalError(f"{client} measures other samples for {view!r} than for 'own'")
     if comparable(len(VIEWS), n_bins):
-        paired = Paired.from_tensors(VIEWS, unnest("paired", tensors))
+        paired = Paired.from_arrays(VIEWS, unnest("paired", arrays))
         if paired.n != last.n or paired.errors.shape[1] != len(last.reliability.count):
             raise FedCalError(f"{client}'s paired sums are not of its tallies' {last.n} samples and bins")
     return Measured({view: {client: tally} for view, tally in tallies.items()}, paired)

@@ -7,19 +7,19 @@
 Under secure aggregation both also hold stages of the protocol (`fedcal.secure`) as JSON, and the reply's bytes are masked.
 
 An inner strategy, or a user's client, never sees these records: they are taken out before it is called. Flower sends every
-array of a record by requests of its own, which take longer than all that FedCal computes; so tensors travel as bytes.
+array of a record by requests of its own, which take longer than all that FedCal computes; so arrays travel as bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-import torch
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params, as_array
 from fedcal.errors import FedCalError
 from fedcal.protocol import Plan, Privacy, Scaler
 from fedcal.protocol.wire import pack, plan_from_json, plan_to_json, privacy_from_json, privacy_to_json, unpack
@@ -60,7 +60,7 @@ def take_out(content: RecordDict) -> Records:
 
 
 def size(records: Iterable[Any]) -> int:
-    """Return how many bytes the tensors in these records take on their way."""
+    """Return how many bytes the arrays in these records take on their way."""
     found = 0
     for record in records:
         if isinstance(record, ArrayRecord):
@@ -73,13 +73,13 @@ def size(records: Iterable[Any]) -> int:
 # --- models --------------------------------------------------------------------------------------------------------------
 
 
-def to_record(params: Params) -> ArrayRecord:
-    """Return a model's tensors as Flower's strategies have them, one array each; types, shapes and bits are kept."""
-    return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in params.items()})
+def to_record(params: Mapping[str, Any]) -> ArrayRecord:
+    """Return a model's arrays (or tensors) as Flower's strategies have them; types, shapes and bits are kept."""
+    return ArrayRecord({name: Array(np.array(as_array(value), order="C")) for name, value in params.items()})
 
 
 def from_record(record: ArrayRecord) -> Params:
-    """Return the tensors of `to_record`.
+    """Return the arrays of `to_record`.
 
     Raises:
         FedCalError: where an array is not of numbers.
@@ -87,7 +87,7 @@ def from_record(record: ArrayRecord) -> Params:
     found: Params = {}
     for name, array in record.items():
         try:
-            found[name] = torch.from_numpy(array.numpy().copy())
+            found[name] = array.numpy().copy()
         except Exception:  # whatever a stranger's bytes make a reader raise
             raise FedCalError(f"{name!r} cannot be read as an array of numbers") from None
     return found

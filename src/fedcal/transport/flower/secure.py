@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Params
 from fedcal.errors import FedCalError
 from fedcal.exact.private_queries import VALUES, Measure
 from fedcal.exact.queries import sum_of
@@ -24,7 +24,7 @@ from fedcal.measure.views import Measured, add_up
 from fedcal.protocol import Reply, Server
 from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.secure import FEWEST_NODES, Group, Layout, Total, divide
-from fedcal.transport.flower.measured import measured_of, measured_tensors
+from fedcal.transport.flower.measured import measured_arrays, measured_of
 from fedcal.transport.flower.records import (
     STAGES,
     VIEWS,
@@ -88,21 +88,19 @@ class SecureRounds:
         """Send the final scaler to nodes, and receive the total of what they measure; see `Nodes.measure`."""
         self.nodes.begin("evaluation", server.ledger.rounds)
         k = server.plan.n_classes
-        one = torch.eye(k, dtype=torch.float64)[:1]
-        like = measured_tensors(
-            "", Measured.of("", dict.fromkeys(VIEWS, one), torch.zeros(1, dtype=torch.int64), n_bins)
-        )
+        one = np.eye(1, k)
+        like = measured_arrays("", Measured.of("", dict.fromkeys(VIEWS, one), np.zeros(1, np.int64), n_bins))
         query = Measure(k, 1.0, len(VIEWS), n_bins)
         if server.privacy:
-            like = {VALUES: torch.zeros(query.size, dtype=torch.float64)}
+            like = {VALUES: np.zeros(query.size)}
         data = pack_scaler(server.plan, server.scaler, server.privacy)
         totals, cost = self._totals(grid, "measure", data, like, model, timeout, n_bins)
         took_part = [int(node) for total in totals.values() for node in total.nodes]
         self.nodes.end(took_part, cost)
         if server.privacy:
-            whole = sum_of(_tensors(total, like)[VALUES] for total in totals.values())
+            whole = sum_of(_arrays(total, like)[VALUES] for total in totals.values())
             return noised_measures(server, server.privacy, query, whole, len(took_part))
-        return add_up(measured_of(ALL_NODES, _tensors(total, like), k, n_bins) for total in totals.values())
+        return add_up(measured_of(ALL_NODES, _arrays(total, like), k, n_bins) for total in totals.values())
 
     def report(self) -> dict[str, Any]:
         """Return what results say of it."""
@@ -163,7 +161,7 @@ class SecureRounds:
         said = [self._openly[name] for name in map(self._name, total.nodes) if name in self._openly]
         private = max((one.privacy for one in said if one.privacy), key=_spent, default={})
         probs = bool(said) and all(one.probs for one in said)
-        content = _tensors(total, like) if total.n else {}
+        content = _arrays(total, like) if total.n else {}
         return Reply(content, total.n, digest, privacy=private, probs=probs, clients=len(total.nodes))
 
     def _members(self) -> set[str]:
@@ -178,10 +176,9 @@ def _spent(told: dict[str, Any]) -> float:
     return float(epsilon) if isinstance(epsilon, int | float) else 0.0
 
 
-def _tensors(total: Total, like: Mapping[str, torch.Tensor]) -> Params:
-    """The total as tensors of the types that a single node's reply has."""
+def _arrays(total: Total, like: Params) -> Params:
+    """The total as arrays of the types that a single node's reply has."""
     return {
-        name: torch.from_numpy(total.values[name] if value.is_floating_point() else total.values[name].round())
-        .to(value.dtype)
+        name: (total.values[name] if value.dtype.kind == "f" else np.rint(total.values[name])).astype(value.dtype)
         for name, value in like.items()
-    }  # fmt: skip
+    }

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from flwr.app import ConfigRecord, Context
-from torch import Tensor
 
-from fedcal.base.logits import Params
+from fedcal.base.arrays import Array, Params
 from fedcal.errors import FedCalError
 from fedcal.secure import Layout, SecureNode
 from fedcal.secure.fixed import Words
@@ -52,20 +52,20 @@ def reply_to_stages(context: Context, stages: str, sums: Callable[[], Sums]) -> 
         nonlocal openly
         mine = sums()
         openly = mine.openly
-        layout = Layout({name: tuple(value.shape) for name, value in mine.like.items()}, words)
-        return layout.encode({name: value.double().numpy() for name, value in mine.content.items()}, mine.n)
+        layout = Layout({name: value.shape for name, value in mine.like.items()}, words)
+        return layout.encode({name: value.astype(float) for name, value in mine.content.items()}, mine.n)
 
     replies, vector = node.reply(json.loads(stages), encode)
     context.state.config_records[SECRETS] = ConfigRecord({"members": json.dumps(node.to_json())})
     return json.dumps(replies), vector, openly
 
 
-def check_large_enough(logits: Tensor) -> None:
+def check_large_enough(logits: Array) -> None:
     """Refuse logits whose squares are lost in rounding.
 
     Raises:
         FedCalError: which says what to do.
     """
-    largest = float(logits.abs().max()) if logits.numel() else 0.0
+    largest = float(np.abs(logits).max()) if logits.size else 0.0
     if 0 < largest < SMALLEST:
         raise FedCalError(f"the largest logit is {largest:.1g}: multiply logits by a constant for secure aggregation")

@@ -12,11 +12,10 @@ from contextlib import suppress
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from fedcal.base.words import plain
 from fedcal.errors import FedCalError
@@ -244,7 +243,7 @@ class Nodes:
 
         def reply_of(name: str, record: Any) -> Reply:
             _, reply = unpack_reply(data_of(record))
-            like = {VALUES: torch.zeros(query.size, dtype=torch.float64)}
+            like = {VALUES: np.zeros(query.size)}
             check_reply(name, reply, request, server.plan, None, like, True)
             return reply
 
@@ -359,7 +358,7 @@ def _lost_logits(records: Records) -> bool:
     return reply is not None and bool(reply.get("missing", False))
 
 
-def noised_measures(server: Server, privacy: Privacy, query: Measure, total: Tensor, nodes: int) -> Measured:
+def noised_measures(server: Server, privacy: Privacy, query: Measure, total: np.ndarray, nodes: int) -> Measured:
     """Return what nodes measured within the privacy budget, from the total of their replies."""
     noised = privacy.at_server(query, {VALUES: total}, nodes)
     server.ledger.spent += privacy.cost(query)
