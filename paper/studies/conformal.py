@@ -133,7 +133,7 @@ def main() -> None:
     print(text)
     if args.out:
         asked = {"machine": machine(), "alpha": args.alpha, "score": args.score, "method": args.method}
-        write(args.out.with_suffix(".json"), {**asked, "federations": found})
+        write(args.out.with_suffix(".json"), {**asked, "federations": found}, depth=2)
         args.out.with_suffix(".md").write_text(text, encoding="utf-8")
 
 

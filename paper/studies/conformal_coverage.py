@@ -136,7 +136,7 @@ def main() -> None:
     text = table(found)
     print(text)
     if args.out:
-        write(args.out.with_suffix(".json"), found)
+        write(args.out.with_suffix(".json"), found, depth=2)
         args.out.with_suffix(".md").write_text(text, encoding="utf-8")
 
 

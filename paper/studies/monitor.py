@@ -329,7 +329,7 @@ def main() -> None:
     table: dict[str, Any] = {"commit": commit(), "alpha": ALPHA, "tolerance": TOLERANCE}
     table["simulated"] = simulated(args.streams)
     if args.out:
-        write(args.out, table)
+        write(args.out, table, depth=3)
         args.out.with_suffix(".md").write_text(markdown(table), encoding="utf-8")
 
 

@@ -247,7 +247,7 @@ def main() -> None:
         table[path.stem] |= study(path.stem, cal, test, args.streams, WEEKS, args.tolerance)
     table["heart"] = study("heart", *heart(), args.streams, WEEKS, args.tolerance)
     if args.out:
-        write(args.out, table)
+        write(args.out, table, depth=3)
         args.out.with_suffix(".md").write_text(markdown(table), encoding="utf-8")
 
 
