@@ -13,8 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedcal
 from fedcal import FedCalError
-from fedcal.base.features import head_of
-from fedcal.base.last_layer import with_features
+from fedcal.base.last_layer import head_of, with_features
 from fedcal.exact.head_samples import join
 from fedcal.protocol import Server
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, features_of, personal_scaler
