@@ -133,7 +133,7 @@ def test_nothing_is_taken_twice_nor_anything_elses(federation):
     before = monitor.verdict()
     assert not monitor.add(batch) and monitor.verdict() == before
     other = fedcal.calibrate({"north": samples["south"]})
-    moved = fedcal.Scaler(scaler.method, scaler.params, 3, {"north": {"shift": torch.tensor([1.0, 0.0, 0.0]).double()}})
+    moved = fedcal.Scaler(scaler.method, scaler.params, 3, {"north": {"shift": np.array([1.0, 0.0, 0.0])}})
     for refused, words in (
         (monitor.sums(scaler, "north", "w0", z[:40], y[:40]), "sent before with other sums"),
         (monitor.sums(scaler, "north", "again", z, y), "has the sums of batch 'w0'"),
@@ -154,6 +154,7 @@ def test_bad_settings_are_one_line(federation):
     for call, words in (
         (lambda: fedcal.Monitor(bare), "no sites"),
         (lambda: fedcal.Monitor(scaler, ["a", "a"]), "twice"),
+        (lambda: fedcal.Monitor(scaler, ["a\nb"]), "cannot name a site"),
         (lambda: fedcal.Monitor(scaler, alpha=0), "alpha 0"),
         (lambda: fedcal.Monitor(scaler, alpha=0.9), "alpha 0.9"),
         (lambda: fedcal.Monitor(scaler, tolerance=float("nan")), "tolerance nan"),
@@ -170,6 +171,8 @@ def test_bad_settings_are_one_line(federation):
         ({"sites": []}, None, "sites"),
         ({"alpha": 3}, None, "alpha"),
         ({"classes": ["0"]}, None, "missing"),
+        ({"taken": {"north": [["r", "0" * 32, "reference", 0]]}}, None, "no samples"),
+        ({}, ("reference-0/counts", -torch.ones(3).double()), "label counts"),
         ({"streams": []}, None, "no place"),
         ({"taken": {"west": []}}, None, "no site"),
         ({"kind": "scaler"}, None, "not a monitor's"),

@@ -199,6 +199,7 @@ class Late(nn.Module):
         (lambda a, b, c: None, r"takes \(a, b, c\): write it with \(shape, n_classes\)"),
         (lambda: "a net", "gives str, where an nn.Module is needed"),
         (lambda: nn.Flatten(), "has no parameters to train"),
+        (lambda: nn.LazyLinear(2), "has lazy layers"),
         (lambda: nn.Embedding(9, 2), r"fails on inputs of shape \(\d, 5\), float32 \(RuntimeError"),
         (lambda: nn.Linear(5, 2).double(), "float32"),
         (lambda: nn.LSTM(5, 2), "gives tuple, where a tensor of logits is needed"),
