@@ -8,7 +8,8 @@ from paper import cells, ensemble, figure1, figure4, figure5, head, momentum, re
 from paper.by_seed import origin
 
 RESULTS = Path(results.__file__).parent / "results"
-DEPTHS = dict.fromkeys(("figure5", "theory", "hospitals", "conformal", "conformal-coverage"), 2)  # of JSON, if not 1
+DEPTHS = dict.fromkeys(("figure5", "theory", "hospitals"), 2)  # of JSON, if not 1
+DEPTHS |= dict.fromkeys(("conformal", "conformal-coverage", "conformal-table1"), 2)
 DEPTHS |= dict.fromkeys(("monitor", "monitor-real"), 3)
 CONTENT = {
     "b": {"x": 0.1 + 0.2, "list": [1, 2.5e-300, None], "text": 'β "quoted" \n', "empty": {}},
