@@ -1,4 +1,4 @@
-"""What honest sums tell a curious server of a site with few samples: facts that docs/privacy.md and the threat model state."""
+"""What honest sums tell a curious server of a site with few samples: what docs/privacy.md and docs/threat-model.md say."""
 
 import numpy as np
 import pytest

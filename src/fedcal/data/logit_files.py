@@ -45,7 +45,7 @@ class Rows:
             return {check_shown(default): slice(None)}
         names, inverse, counts = np.unique(self.sites, return_inverse=True, return_counts=True)
         rows = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-        return dict(zip(map(_shown, names.tolist()), rows, strict=True))
+        return dict(zip(map(check_shown, names.tolist()), rows, strict=True))
 
 
 @dataclass(frozen=True)
