@@ -21,7 +21,7 @@ def test_pages_show_every_test_and_escape_names():
     assert page.count("<svg") == MOST and "6 more sites" in page and "<b>x" not in page and "&lt;b&gt;x" in page
     assert all(page.count(f'<th scope="row">site {i}<') == 1 for i in range(MOST + 4))
     assert "Nothing to do." in page
-    assert "a truth between 44 % and 56 %" in page
+    assert "a truth between 44\u00a0% and 56\u00a0%" in page
 
 
 def test_the_dot_tells_an_alarm_from_calm_and_from_silence():

@@ -121,8 +121,8 @@ def macro(values: Sequence[Estimate], together: float = TOGETHER, size: bool = F
     """The mean over classes that have the measure.
 
     Sums of single classes do not tell how the classes' errors go together. `together` is the correlation that is assumed: in
-    simulations the intervals then cover, or are cautious. With `size` the values are sizes of errors, which are above 0 by chance
-    alone and do not cancel: the lower end is the mean of the lower ends, and so 0 if all of them are 0.
+    simulations the intervals then cover, or are cautious. With `size` the values are sizes of errors, which are above 0 by
+    chance alone and do not cancel: the lower end is the mean of the lower ends, and so 0 if all of them are 0.
     """
     known = [one for one in values if math.isfinite(one.value)]
     if not known:
