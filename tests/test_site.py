@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from html.parser import HTMLParser
@@ -96,3 +97,23 @@ def test_a_browser_has_nothing_to_complain_about(site: Path, address: str) -> No
                 assert [url for url in found["requests"] if not url.startswith((address, "data:"))] == [], page
                 shade = sum(int(part) for part in found["background"].strip("rgba()").split(",")[:3])
                 assert (shade < 200) == dark, f"{page}: {found['background']}"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+def test_search_works_from_a_folder(site: Path) -> None:
+    """Without a server, in a page of a subfolder: pages opened as files may not start the worker that searches."""
+    look = """(() => {
+      const input = document.querySelector(".md-search__input");
+      input.focus();
+      input.value = "temperature";
+      input.dispatchEvent(new Event("keyup"));
+      return document.querySelectorAll(".md-search-result__item").length;
+    })()"""
+    with Browser() as browser:
+        browser.view(1280)
+        found = browser.visit((site / "tutorials" / "paper.html").as_uri())
+        assert found["errors"] == [] and all(url.startswith(("file:", "data:")) for url in found["requests"])
+        until = time.monotonic() + 20
+        while not (hits := browser.value(look)) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert hits > 3

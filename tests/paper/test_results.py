@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from paper import cells, ensemble, figure1, figure4, figure5, momentum, results, table1, table2, table3, theory
+from paper import cells, ensemble, figure1, figure4, figure5, head, momentum, results, table1, table2, table3, theory
 from paper.by_seed import origin
 
 RESULTS = Path(results.__file__).parent / "results"
+DEPTHS = dict.fromkeys(("figure5", "theory", "hospitals"), 2)  # of JSON, if not 1
+DEPTHS |= dict.fromkeys(("conformal", "conformal-coverage", "conformal-table1"), 2)
+DEPTHS |= dict.fromkeys(("monitor", "monitor-real"), 3)
 CONTENT = {
     "b": {"x": 0.1 + 0.2, "list": [1, 2.5e-300, None], "text": 'β "quoted" \n', "empty": {}},
     "a": {"nested": {"deep": [{"y": True}]}},
@@ -36,15 +39,14 @@ def test_every_result_in_the_repository_is_in_this_format(tmp_path):
     files = sorted(RESULTS.rglob("*.json"))
     assert len(files) > 10
     for path in files:
-        depth = 2 if path.stem in ("figure5", "theory", "hospitals") else 1
-        results.write(tmp_path / path.name, results.read(path), depth)
+        results.write(tmp_path / path.name, results.read(path), DEPTHS.get(path.stem, 1))
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path
 
 
-@pytest.mark.parametrize("module", [table1, table2, table3, figure1, figure4, momentum])
+@pytest.mark.parametrize("module", [table1, table2, table3, figure1, figure4, momentum, head])
 def test_a_table_in_the_repository_follows_from_the_results(tmp_path, module):
     name, known = module.__name__.rsplit(".", 1)[1], {}
-    for path in (RESULTS / "cells").glob("*.json"):
+    for path in (RESULTS / ("head" if module is head else "cells")).glob("*.json"):  # head fits methods of its own
         known |= results.read(path)
     names = [cells.name_of(cell.resolve()) for cell in module.cells((0, 1, 2), "cpu", False)]
     module.present([known[name] for name in names], tmp_path)

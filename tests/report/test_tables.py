@@ -40,13 +40,25 @@ def test_interval_floor_and_worst_client(digits):
 def test_best_leaves_out_the_method_that_sees_pooled_data(digits):
     digits["methods"]["val-ts"]["global"]["ece"] = 0.0
     digits["methods"]["ens"]["global"]["ece"] = 0.001
-    for name, method in digits["methods"].items():  # fedcal-plus alone cannot be told apart from it
-        method["global"]["ece_against"]["ens"] = [0.03, -0.01 if name == "fedcal-plus" else 0.01, 0.05]
-    assert lowest(digits) == "ens"
-    assert [r.method for r in rows(digits) if r.best] == ["ens", "fedcal-plus"]
-    assert markdown(digits).count("**") == 4
+    for method in digits["methods"].values():
+        method["global"]["ece_against"]["ens"] = [0.03, 0.01, 0.05]
+    assert lowest(digits) == tables.best(digits) == "ens"
+    assert [r.method for r in rows(digits) if r.best] == ["ens"]
+    assert markdown(digits).count("**") == 2
     assert latex(digits).count(r"\textbf{0.1 [") == 1
-    assert "cannot be told apart" in tables.note(digits)
+    assert tables.note(digits).startswith("Bold: the lowest global ECE")
+
+
+def test_nothing_is_bold_where_the_lowest_is_not_proven(digits):
+    digits["methods"]["ens"]["global"]["ece"] = 0.001
+    for name, method in digits["methods"].items():  # fedcal-plus alone may be as good
+        method["global"]["ece_against"]["ens"] = [0.03, -0.01 if name == "fedcal-plus" else 0.01, 0.05]
+    assert tables.unproven(digits) == ["fedcal-plus"] and tables.best(digits) is None
+    assert not any(r.best for r in rows(digits))
+    assert "**" not in markdown(digits) and "textbf" not in latex(digits)
+    assert "Lowest global ECE: ens, but these samples do not prove that it is better than fedcal-plus" in tables.note(
+        digits
+    )
 
 
 def test_marks_follow_the_intervals_where_no_difference_was_measured(digits):
@@ -54,8 +66,9 @@ def test_marks_follow_the_intervals_where_no_difference_was_measured(digits):
         del method["global"]["ece_against"]
         method["global"].update(ece=0.1, ece_low=0.08, ece_high=0.12)
     digits["methods"]["ens"]["global"].update(ece=0.02, ece_low=0.01, ece_high=0.03)
+    assert tables.best(digits) == "ens"
     digits["methods"]["fedcal-plus"]["global"].update(ece=0.04, ece_low=0.02, ece_high=0.06)
-    assert [r.method for r in rows(digits) if r.best] == ["ens", "fedcal-plus"]
+    assert tables.best(digits) is None and tables.unproven(digits) == ["fedcal-plus"]
 
 
 def test_top3_needs_four_classes(digits, heart):
@@ -72,7 +85,7 @@ def test_what_a_client_sends_is_all_rounds(digits):
 
 
 def test_the_note_names_the_reference_only_where_it_was_run(digits, heart):
-    assert "val-ts looks at pooled calibration data" in tables.note(digits)
+    assert "val-ts, which looks at pooled calibration data" in tables.note(digits)
     assert "val-ts" not in tables.note(heart)
 
 

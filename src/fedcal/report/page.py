@@ -91,7 +91,7 @@ def _svg(figure: Figure, key: str, label: str) -> Markup:
 
 
 def _marked_rows(results: Results) -> list[list[str | Markup]]:
-    """The table's rows, the best methods' deciding cells in bold."""
+    """The table's rows, the best method's deciding cell in bold."""
     shown = tables.columns(results)
     return [
         [

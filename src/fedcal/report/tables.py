@@ -21,12 +21,12 @@ class Column:
 
     title: str
     cell: Callable[[dict[str, Any], int], str]  # (one method's results, digits of a percentage) -> text
-    bold: bool = False  # whether the best methods are bold in this column
+    bold: bool = False  # whether the best method is bold in this column
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method's cells, and whether it is among the best."""
+    """A method's cells, and whether it is the best one."""
 
     method: str
     cells: list[str]
@@ -78,40 +78,49 @@ def lowest(results: Results) -> str | None:
     return min(known, key=known.__getitem__) if known else None
 
 
-def best(results: Results) -> set[str]:
-    """The method with the lowest global ECE, and those that the test samples do not tell apart from it.
-
-    Empty if these are all of several methods: then none is better.
-    """
+def unproven(results: Results) -> list[str]:
+    """The methods whose global ECE the test samples do not show to be higher than the lowest one."""
     least = lowest(results)
     if least is None:
-        return set()
-    rivals = [name for name in results["methods"] if base_name(name) != POOLED]
+        return []
+    rivals = [name for name in results["methods"] if base_name(name) != POOLED and name != least]
     known = [name for name in rivals if results["methods"][name]["global"]["ece"] is not None]
-    found = {least} | {name for name in known if compare(results, name, least) == "unclear"}
-    return set() if len(found) == len(known) > 1 else found
+    return [name for name in known if compare(results, name, least) == "unclear"]
+
+
+def best(results: Results) -> str | None:
+    """The method with the lowest global ECE, if the test samples prove that all others are higher."""
+    return None if unproven(results) else lowest(results)
 
 
 def note(results: Results) -> str:
-    """Explain the table: what is bold, the brackets, the floor."""
-    pooled = f" ({POOLED} looks at pooled calibration data: a reference)" if POOLED in results["methods"] else ""
-    marks = (
-        "Bold: the lowest global ECE, and every one that cannot be told apart from it on the same samples,"
-        if best(results)
-        else "These samples tell no method from the one with the lowest ECE,"
+    """Explain the table: which ECE is lowest and whether that is proven, the brackets, the floor."""
+    least, others = lowest(results), unproven(results)
+    pooled = (
+        f" {POOLED}, which looks at pooled calibration data, is a reference." if POOLED in results["methods"] else ""
     )
+    if least is None:
+        marks = "No method has an ECE."
+    elif others:
+        marks = (
+            f"Lowest global ECE: {least}, but these samples do not prove that it is better than "
+            f"{' or '.join(others) if len(others) <= 3 else f'{len(others)} of the others'}, so none is bold."
+        )
+    else:
+        marks = "Bold: the lowest global ECE; all others are higher beyond chance."
     return (
-        f"{marks} among the methods that need no pooled validation set{pooled}. Brackets: 95 % interval. "
+        f"{marks}{pooled} Brackets: 95 % interval. "
         "Floor: the ECE a perfectly calibrated model would show on as many samples. "
+        "Local: at each client, with the one scaler for all. Own: with each client's personal scaler. "
         "Sent in all: by a client, over all rounds of the calibration."
     )
 
 
 def rows(results: Results) -> list[Row]:
     """One row per method, in the order of `columns`."""
-    marked, shown, d = best(results), columns(results), digits(results)
+    winner, shown, d = best(results), columns(results), digits(results)
     return [
-        Row(name, [column.cell(method, d) for column in shown], name in marked)
+        Row(name, [column.cell(method, d) for column in shown], name == winner)
         for name, method in results["methods"].items()
     ]
 
@@ -178,7 +187,7 @@ def latex(results: Results) -> str:
 
 
 def _marked(row: Row, shown: list[Column], bold: Callable[[str], str], plain: Callable[[str], str] = str) -> list[str]:
-    """The cells; in the best rows the column that decides goes through `bold`, all others through `plain`."""
+    """The cells; in the best row the column that decides goes through `bold`, all others through `plain`."""
     return [
         bold(text) if row.best and column.bold else plain(text) for column, text in zip(shown, row.cells, strict=True)
     ]

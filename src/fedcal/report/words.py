@@ -97,7 +97,7 @@ def _change(results: Results, name: str) -> str:
             case "higher":
                 text = f"{what} rises {span}"
             case _:
-                text, doubt = f"{what} goes {span}", " The samples are too few to prove that difference."
+                text, doubt = f"{what} goes {span}", " The samples are too few to prove that the error changed."
     floor = after.get("ece_floor")
     text += "" if floor is None else f"; a perfectly calibrated model would show {percent(floor, d, sign=True)} here"
     return f"{text}.{doubt}"
