@@ -118,6 +118,17 @@ def test_multi_class_has_macro_means_and_every_class():
     assert found.pooled["brier"]["value"] == pytest.approx(fedcal.brier(torch.tensor(z).softmax(1), y))
 
 
+def test_errors_of_calibrated_classes_reach_down_to_zero():
+    """The mean over classes of absolute errors is 0 where each class's may be; chance alone makes it larger."""
+    rng = np.random.default_rng(0)
+    z = 2 * rng.normal(size=(300, 3))
+    pooled = fedcal.evaluate([(z, (z + rng.gumbel(size=z.shape)).argmax(1))], min_count=0).pooled
+    for name in ("ici", "e50", "e90", "brier_calibration"):
+        lows = [one[name]["low"] for one in pooled["classes"].values()]
+        assert pooled[name]["low"] == pytest.approx(np.mean(lows)) and pooled[name]["value"] > 0
+    assert pooled["ici"]["low"] == 0
+
+
 def test_many_classes_need_little_memory():
     z, y = classes(200, 300)
     parts = [SiteSums.of(torch.from_numpy(z), torch.from_numpy(y), {}, all_thresholds([0.5])).total]

@@ -21,3 +21,18 @@ def test_pages_show_every_test_and_escape_names():
     assert page.count("<svg") == MOST and "6 more sites" in page and "<b>x" not in page and "&lt;b&gt;x" in page
     assert all(page.count(f'<th scope="row">site {i}<') == 1 for i in range(MOST + 4))
     assert "Nothing to do." in page
+    assert "a truth between 44\u00a0% and 56\u00a0%" in page
+
+
+def test_the_dot_tells_an_alarm_from_calm_and_from_silence():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(400, 2))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    scaler = fedcal.calibrate({"a": (logits, labels), "b": (logits, labels)}, "fed-ts")
+    monitor = fedcal.Monitor(scaler, ["a", "b"])
+    monitor.add(monitor.sums(scaler, "a", "w0", logits, labels))
+    assert '<h1 class="">' in render(monitor.verdict())  # b has sent nothing
+    monitor.add(monitor.sums(scaler, "b", "w0", logits, labels))
+    assert '<h1 class="calibrated">' in render(monitor.verdict())
+    monitor.add(monitor.sums(scaler, "b", "w1", logits, 1 - labels))
+    assert '<h1 class="not-calibrated">' in render(monitor.verdict())

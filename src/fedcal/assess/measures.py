@@ -22,6 +22,7 @@ TENTHS = 10  # groups of samples beside the curve
 LEAST = 10  # samples in each
 TOGETHER = 0.2  # correlation of the errors of two classes, but of these measures:
 APART = ("prevalence", "calibration_intercept", "oe_ratio", "sensitivity", "specificity", "ppv", "npv", "net_benefit")
+SIZES = ("ici", "e50", "e90", "brier_calibration")  # never below 0, and 0 for calibrated classes
 PLACES = 41  # at which a calibration curve is given
 
 Json = dict[str, Any]
@@ -57,7 +58,8 @@ def measure(
     else:
         each = [one_class(sums, row, asked, min_count, *_curve(sums, row, detail)) for row in range(last)]
         more = {
-            key: macro([values[key] for values, _ in each], 0.0 if key in APART else TOGETHER) for key in each[0][0]
+            key: macro([values[key] for values, _ in each], 0.0 if key in APART else TOGETHER, key in SIZES)
+            for key in each[0][0]
         }
         if detail:
             listed = {name: rest | to_json(values) for name, (values, rest) in zip(names, each, strict=True)}
@@ -115,11 +117,12 @@ def one_class(
     return found, about
 
 
-def macro(values: Sequence[Estimate], together: float = TOGETHER) -> Estimate:
+def macro(values: Sequence[Estimate], together: float = TOGETHER, size: bool = False) -> Estimate:
     """The mean over classes that have the measure.
 
     Sums of single classes do not tell how the classes' errors go together. `together` is the correlation that is assumed: in
-    simulations the intervals then cover, or are cautious.
+    simulations the intervals then cover, or are cautious. With `size` the values are sizes of errors, which are above 0 by
+    chance alone and do not cancel: the lower end is the mean of the lower ends, and so 0 if all of them are 0.
     """
     known = [one for one in values if math.isfinite(one.value)]
     if not known:
@@ -128,7 +131,7 @@ def macro(values: Sequence[Estimate], together: float = TOGETHER) -> Estimate:
     reach = np.array([(one.value - one.low, one.high - one.value) for one in known])
     squares = (1 - together) * (reach**2).sum(0) + together * reach.sum(0) ** 2
     down, up = (np.sqrt(squares) / len(known)).tolist()
-    return Estimate(centre, centre - down, centre + up)
+    return Estimate(centre, float(np.mean([one.low for one in known])) if size else centre - down, centre + up)
 
 
 def to_json(values: dict[str, Estimate]) -> Json:

@@ -115,7 +115,7 @@ def next_steps(scaler: str) -> list[tuple[str, str]]:
     """What to do with a scaler: sentences, each with its command."""
     return [
         (
-            "Calibrate new predictions. --own takes each row's site from a column `site`; --client NAME names it.",
+            "Calibrate new predictions. --own takes each row's site from the column 'site'; --client NAME names it.",
             f"fedcal apply {scaler} new.csv --own --out calibrated.csv",
         ),
         (

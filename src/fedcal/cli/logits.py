@@ -200,10 +200,10 @@ def print_table(rows: list[list[str]]) -> None:
     from rich import box
     from rich.table import Table
 
-    from fedcal.report.sites import COLUMNS
+    from fedcal.report.sites import COLUMNS, NOTE
 
     if rows:
-        table = Table(box=box.SIMPLE, padding=0)
+        table = Table(box=box.SIMPLE, padding=0, caption=NOTE, caption_justify="left")
         for number, name in enumerate(COLUMNS):
             table.add_column(name, justify="right" if number else "left", no_wrap=number > 0, overflow="fold")
         for row in rows:

@@ -80,7 +80,7 @@ def plot_forest(
                 ax.plot([low, high], [y, y], color=colour, linewidth=1.2)
         elif value is None:
             spot = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 7.5, "color": MUTED}
-            ax.text(0.02, y, "too few samples", **spot)
+            ax.text(0.08, y, "too few samples", **spot)
         if value is not None:
             ax.plot([value], [y], "o" if y else "D", color=colour, markersize=4)
     known = _floats([end for _, one in rows for end in (one.get("low"), one.get("high"), one.get("value"))])

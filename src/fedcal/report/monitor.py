@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedcal.base.store import write_bytes
 from fedcal.monitor.verdict import ADVICE, Action, Finding, Null, Verdict
 from fedcal.report.figures import ACCENT, GAP, INK, MUTED, styled
+from fedcal.report.numbers import percent
 from fedcal.report.page import environment
 from fedcal.report.svg import inline
 
@@ -22,6 +23,7 @@ MOST = 24  # sites that get a plot
 COLOURS = {Null.CALIBRATION: ACCENT, Null.LABELS: GAP, Null.PREDICTIONS: MUTED}
 NAMES = {Null.CALIBRATION: "probabilities", Null.LABELS: "label counts", Null.PREDICTIONS: "predictions alone"}
 HEAD = ("Site", "tested", "batches", "samples", "evidence now", "highest", "alarm with", "what explains it most")
+TEXT = (HEAD[1], HEAD[-1])  # columns of words, which begin at the left
 ALL_SITES = "All sites"
 
 
@@ -56,9 +58,23 @@ def render(verdict: Verdict) -> str:
             left_out=max(0, len(order) - MOST),
             line=math.log10(1 / verdict.alpha),
             head=HEAD,
+            text=TEXT,
+            status=_status(verdict),
+            within=[
+                percent(1 / (1 + math.exp(shift)), 0, sign=True) for shift in (verdict.tolerance, -verdict.tolerance)
+            ],
             rows=[_row(one) for site in order for one in by_site[site]],
         )
     )
+
+
+def _status(verdict: Verdict) -> str:
+    """The colour of the dot, as a CSS class: red, orange or green; grey while a site has sent nothing."""
+    if any(one.drifted and one.null is Null.CALIBRATION for one in verdict.findings):
+        return "not-calibrated"
+    if verdict.drifted:
+        return "in-part"
+    return "calibrated" if verdict.findings and not verdict.sentences else ""
 
 
 def _label(site: str, findings: Sequence[Finding]) -> str:
@@ -97,7 +113,7 @@ def plot_evidence(site: str, findings: Sequence[Finding], alpha: float) -> Figur
     longest = max(len(one.curve) for one in findings)
     ax.set_ylim(-4.5, max(3.0, 1.08 * top))
     ax.set_xlim(0.5, longest + 0.5)
-    ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
     ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.set(xlabel="Batches", ylabel="Evidence (powers of ten)")
     ax.set_title(site, fontweight="bold")

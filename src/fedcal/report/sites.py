@@ -10,8 +10,11 @@ from fedcal.measure.tally import Tally
 from fedcal.measure.views import POOLED
 from fedcal.report.numbers import number, percent
 
-# floor: of the ECE; class: classwise ECE
 COLUMNS = ["", "n", "ECE %", "95 %", "floor %", "class %", "NLL", "Brier", "right %"]
+NOTE = (
+    "95 %: interval of the ECE. Floor: the ECE that a perfectly calibrated model would show on as many samples. "
+    "Class: ECE of each class, on average. Brier: summed over classes. Right: accuracy."
+)
 
 
 def table_row(name: str, tally: Tally) -> list[str]:
