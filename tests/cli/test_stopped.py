@@ -71,9 +71,9 @@ def test_what_run_keeps_can_be_gone_on_with(tmp_path, monkeypatch, capsys):
     assert end.value.code == 0 and (out / "results.json").exists()
 
 
-@pytest.mark.parametrize("module", ["typer", "torch"])
+@pytest.mark.parametrize("module", ["typer", "numpy"])
 def test_from_the_first_moment_on(module):
-    """While modules are still being imported: those of the command line, and PyTorch."""
+    """While modules are still being imported: those of the command line, and NumPy."""
     script = """
 import os, signal, sys
 class Stop:

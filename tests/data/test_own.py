@@ -38,7 +38,7 @@ def without(data: dict[str, Any], *names: str) -> dict[str, Any]:
         ((np.where(X == 7, np.inf, X), Y), "x holds inf in row 3 at (1,)"),
         ((X * 1e300, Y), "x holds 1e+300 in row 0 at (1,)"),
         ((X.astype(object), Y), "x must be a numeric array"),
-        ((X > 3, Y), "x must hold real numbers, not torch.bool"),
+        ((X > 3, Y), "x must hold real numbers, not bool"),
         ((X, Y + 1), "labels must be 0, 1, … without gaps, or strings (none is 0)"),
         ((X, 2 * Y), "(none is 1)"),
         ((X, Y - 1), "(found -1)"),

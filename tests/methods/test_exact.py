@@ -142,10 +142,10 @@ def test_the_pooled_fit_is_the_minimum_of_the_penalised_likelihood(name, family,
 def test_a_matrix_that_its_ridge_holds_is_still_a_vector():
     """What a strong ridge takes away is what only a matrix has: scales of classes and intercepts stay."""
     clients = [skewed(2000, 5)]
-    matrix = fedcal.calibrate(clients, "fed-matrix:ridge=1e9").params["matrix"].view(5, 6)
+    matrix = fedcal.calibrate(clients, "fed-matrix:ridge=1e9").params["matrix"].reshape(5, 6)
     vector = fedcal.calibrate(clients, f"fed-vector:ridge={DIAGONAL}").params["vector"]
-    assert torch.allclose(torch.cat([matrix[:, :5].diagonal(), matrix[:, 5]]), vector, atol=1e-5)
-    assert float((vector[:5] / vector[:5].mean() - 1).abs().max()) > 0.02  # no temperature
+    assert np.allclose(np.append(matrix[:, :5].diagonal(), matrix[:, 5]), vector, atol=1e-5)
+    assert np.abs(vector[:5] / vector[:5].mean() - 1).max() > 0.02  # no temperature
 
 
 def test_lbfgs_reaches_newtons_matrix(monkeypatch):

@@ -133,7 +133,7 @@ def test_nothing_is_taken_twice_nor_anything_elses(federation):
     before = monitor.verdict()
     assert not monitor.add(batch) and monitor.verdict() == before
     other = fedcal.calibrate({"north": samples["south"]})
-    moved = fedcal.Scaler(scaler.method, scaler.params, 3, {"north": {"shift": torch.tensor([1.0, 0.0, 0.0]).double()}})
+    moved = fedcal.Scaler(scaler.method, scaler.params, 3, {"north": {"shift": np.array([1.0, 0.0, 0.0])}})
     for refused, words in (
         (monitor.sums(scaler, "north", "w0", z[:40], y[:40]), "sent before with other sums"),
         (monitor.sums(scaler, "north", "again", z, y), "has the sums of batch 'w0'"),

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +14,8 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedcal
 from fedcal import FedCalError
-from fedcal.base.last_layer import head_of, with_features
+from fedcal.base.features import head_of
+from fedcal.base.last_layer import with_features
 from fedcal.exact.head_samples import join
 from fedcal.protocol import Server
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, features_of, personal_scaler
@@ -64,10 +66,10 @@ def in_memory() -> fedcal.Scaler:
         parts = []
         for kind, step in (("held-out", 2), ("train", 1)):  # every other held-out sample is measured on
             with torch.no_grad():
-                found = torch.cat([whole(x) for x, _ in batches(i, kind)])
-            labels = torch.cat([y for _, y in batches(i, kind)])
+                found = torch.cat([whole(x) for x, _ in batches(i, kind)]).numpy()
+            labels = torch.cat([y for _, y in batches(i, kind)]).numpy()
             parts.append((join(found[:, :K], found[:, K:], kind == "train")[::step], labels[::step]))
-        samples[f"n{i}"] = tuple(torch.cat(part) for part in zip(*parts, strict=True))
+        samples[f"n{i}"] = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
     return Exchange(Server(f"fed-head:features={D}", K)).run(samples)
 
 
