@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.optimize import least_squares
 
+from fedcal import FedCalError
 from fedcal.base.folds import FEWEST, held_out
 from fedcal.exact.head import HEAD, HEAD_ALL
 from fedcal.exact.head_queries import HeadStart, HeadSums
@@ -45,6 +46,27 @@ def test_a_histogram_of_scores_shows_each_held_out_samples_score(coverage):
     order = np.lexsort((scores, labels[held])) if coverage == "class" else np.argsort(scores)
     assert ((edges[bins] < scores[order]) & (scores[order] <= edges[bins + 1])).all()
     assert coverage == "marginal" or rows.tolist() == labels[held][order].tolist()
+
+
+def test_scores_under_maps_of_the_servers_choice_give_the_logits_of_a_class_of_one():
+    """A map that hides one class leaves the difference of two logits; and it may ask once per beginning, four times."""
+    logits, labels = samples(25, seed=6)
+    held = held_out(logits, labels)
+    assert (labels[held] == 0).sum() == 1
+    method = get_method("fed-matrix:alpha=0.1,coverage=class")
+    assert isinstance(method, WithSets)
+    client = Client(method, logits, labels, policy=Policy())
+    differences = []
+    for hidden in (1, 2, 1, 2):
+        matrix = np.eye(3, 4)
+        matrix[hidden, 3] = -1e3 - client.round  # another request each time
+        counts = ask(client, SetScores({"matrix": matrix.flatten()}))["set_thresholds"][0]
+        score = method.sets.edges(3)[counts.argmax()]
+        differences.append(np.log(1 / score - 1))
+    z = logits[held & (labels == 0)][0]
+    assert np.allclose(differences, [z[0] - z[2], z[0] - z[1]] * 2, atol=0.05)
+    with pytest.raises(FedCalError, match="more often than it needs"):
+        ask(client, SetScores({"matrix": np.eye(3, 4).flatten()}))
 
 
 def test_a_site_with_fewer_held_out_samples_than_its_policy_wants_shows_no_score():
