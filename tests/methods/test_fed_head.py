@@ -15,6 +15,7 @@ from fedcal.exact.head import HEAD, HEAD_ALL, head_curvature, head_sums
 from fedcal.exact.head_samples import HeadSamples, join
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.stages import Clients
+from fedcal.methods import get_method
 from fedcal.protocol import Policy, Privacy, Scaler
 
 
@@ -259,6 +260,31 @@ def test_saved_welcomed_and_served(tmp_path):
         exported = torch.export.export(served, (inputs[:7],)).module()
         assert torch.allclose(exported(inputs[:7]), served(inputs[:7]), atol=1e-12)
     assert isinstance(model[2], nn.Linear)  # the user's model is left as it was
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"global/model_bias": None}, "a last layer is both"),
+        ({"global/model_weight": np.full((3, 4), 1e308)}, "'model_weight' holds numbers that no fit gives"),
+        ({"global/model_bias": np.full(3, -1e308)}, "'model_bias' holds numbers that no fit gives"),
+    ],
+)
+def test_a_last_layer_from_a_stranger_is_checked(change, words, tmp_path):
+    from fedcal.base.store import read_tensors, write_tensors
+
+    x, y, head = federation(200, 3, 4)
+    fedcal.calibrate([(x, y)], "fed-head", head=head).save(tmp_path / "scaler")
+    tensors, about = read_tensors(tmp_path / "scaler")
+    write_tensors(tmp_path / "scaler", {k: v for k, v in (tensors | change).items() if v is not None}, about, False)
+    with pytest.raises(FedCalError, match=words):
+        Scaler.load(tmp_path / "scaler")
+
+
+def test_a_file_cannot_ask_for_giant_rows():
+    """A scaler's file names the number of features, and rows of that width are tried on it."""
+    with pytest.raises(FedCalError, match="features must be at most 1000000"):
+        get_method("fed-head:features=1000000000")
 
 
 def test_string_labels_and_float16_features():

@@ -45,7 +45,10 @@ class FedHead(Additive):
     name: str = "fed-head"
     summary: str = "the last layer refitted from sums over features, or fedcal-plus if that is no worse"
     features: int = option(
-        0, "Features that the last layer takes; found from the samples or the model where they are here.", low=0
+        0,
+        "Features that the last layer takes; found from the samples or the model where they are here.",
+        low=0,
+        high=10**6,
     )
     prior_shift: bool = option(True, "Shift each client's scaler to its own label distribution.")
 

@@ -44,6 +44,7 @@ from fedcal.methods.sets import COUNTS, GLOBAL, NAMES, PERSONAL, SPREAD, SetScor
 
 SCALER = 2  # schema of scaler files
 MOST_CLASSES = 10**6
+LARGEST_HEAD = 1e150  # a weight of a model's last layer: times the largest feature it is still a number
 CLIENT = Text(any=True)
 SHARE = Number(0, 1.001)  # of a privacy budget; shares are added up with rounding
 CLASSES = Number(2, MOST_CLASSES, whole=True)
@@ -141,6 +142,8 @@ BOUNDS: dict[str, Callable[[Array], bool]] = {  # what holds of a tensor of this
     "strengths": _distribution,
     "alpha": lambda value: bool(value > 0),
     "least": lambda value: bool((value >= 0) & (value <= 1)),
+    "model_weight": lambda value: bool((np.abs(value) <= LARGEST_HEAD).all()),
+    "model_bias": lambda value: bool((np.abs(value) <= LARGEST_HEAD).all()),
 }
 
 
@@ -173,6 +176,8 @@ def check_params(method: Method, params: Params, n_classes: int) -> None:
     """
     _check_tensors(params)
     _check_sets(method, {name: value for name, value in params.items() if name in NAMES}, n_classes)
+    if ("model_weight" in params) != ("model_bias" in params):
+        raise FedCalError("it has one of 'model_weight' and 'model_bias': a last layer is both")
     shapes = _shapes(method, n_classes)
     for name, value in params.items():
         shape = shapes.get(name)
