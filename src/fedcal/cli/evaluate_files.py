@@ -107,7 +107,7 @@ def evaluate(
         print(f"after against before: {difference(found.difference('after', 'before'))}")
     ece = {name: tally.reliability.ece() for name, tally in found.tallies["after" if after else "before"].items()}
     worst = max(ece, key=lambda name: ece[name])
-    out.print(f"worst client: {safe(worst)}, ECE {ece[worst]:.2%}")
+    out.print(f"worst client: {safe(worst)}, ECE {100 * ece[worst]:.1f} %")
     for sentence in in_words(earlier, result):
         out.print(safe(sentence), soft_wrap=True, highlight=False)
     title = counted(len(sites), "site") + (f", calibrated by {scaler}" if scaler else "")

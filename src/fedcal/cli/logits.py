@@ -115,7 +115,9 @@ def calibrate(
         print_table([table_row(names[view], estimated.pooled(view)) for view in estimated.tallies])
         for view in estimated.tallies:
             about = summary["estimate"][view]
-            out.print(f"worst client, {names[view]}: {safe(about['worst_client'])}, ECE {about['worst_ece']:.2%}")
+            out.print(
+                f"worst client, {names[view]}: {safe(about['worst_client'])}, ECE {100 * about['worst_ece']:.1f} %"
+            )
             if view != "before":
                 print(f"{names[view]} against before: {difference(estimated.difference(view, 'before'))}")
     for view, found in (sets or {}).items():

@@ -28,7 +28,8 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
     """Federated calibration as a scikit-learn estimator: fit, predict, predict_proba, clone, get_params.
 
     Args:
-        method: a name (see `fedcal methods`), or a name with options, such as "fedcal-plus:accuracy=keep".
+        method: a name (fedcal-plus if not given; `fedcal methods` lists all), or one with options, such as
+            "fedcal-plus:accuracy=keep".
         accuracy: for fedcal-plus: "improve" lets the calibration change decisions, "keep" does not.
         rounds: at most so many; the method's own number if not given.
         seed: of whatever is drawn at random.

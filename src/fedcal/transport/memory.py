@@ -52,7 +52,8 @@ def calibrate(
     Args:
         clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them. (N,) scores
             are of two classes: class 1 is the likelier, the higher its score.
-        method: a name (see `fedcal methods`), or a name with options, such as "fedcal-plus:accuracy=keep".
+        method: a name (fedcal-plus if not given; `fedcal methods` lists all), or one with options, such as
+            "fedcal-plus:accuracy=keep".
         rounds: rounds in which all clients take part; the method's own number if not given.
         seed: of whatever is drawn at random.
         stream: read `clients`, a mapping, again in every round, client by client, and keep none of their samples: memory
