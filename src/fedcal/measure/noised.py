@@ -10,7 +10,6 @@ from fedcal.base.arrays import Array
 from fedcal.measure.reliability import LIMB, Reliability, equal_width
 from fedcal.measure.tally import FINE, Tally
 
-
 SHARE = 0.5  # nats per sample: a NLL that is not known better tells nothing
 
 
