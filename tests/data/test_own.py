@@ -65,6 +65,7 @@ def without(data: dict[str, Any], *names: str) -> dict[str, Any]:
         ),
         ({"x": X, "y": Y, "test_client": Y}, "data has test_client, but no test_x"),
         ((X[:3], Y[:3], Y[:3]), "3 samples are too few to hold some out for testing"),
+        (((X + 2.0**63).astype(np.uint64), Y), "x holds 9223372036854775808, which is too large"),
         ((-X.astype(int), Y), "x holds whole numbers, which are token ids, and -23 is below 0"),
     ],
 )  # fmt: skip
@@ -72,6 +73,13 @@ def test_bad_data_are_refused_in_one_line(data: Any, said: str) -> None:
     with pytest.raises(FedCalError) as error:
         own_dataset(data)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.uint64, np.longdouble])
+def test_types_that_pytorch_hardly_knows(kind: Any) -> None:
+    usual = np.float64 if kind is np.longdouble else np.int64
+    found, expected = own_dataset((X.astype(kind), Y)), own_dataset((X.astype(usual), Y))
+    assert torch.equal(found.train_x, expected.train_x) and found.train_x.dtype == expected.train_x.dtype
 
 
 def test_labels_are_numbers_or_sorted_strings_or_as_given() -> None:

@@ -13,7 +13,7 @@ from fedcal import FedCalError, FedCalWarning
 from fedcal.base.conformal import LEVELS
 from fedcal.base.folds import FEWEST, held_out
 from fedcal.methods import METHODS, get_method, spec_of
-from fedcal.methods.sets import SiteSpread, WithSets
+from fedcal.methods.sets import SetScores, SiteSpread, WithSets
 from fedcal.protocol import Client, Policy, Request, Scaler, Server
 
 ADDITIVE = [name for name, method in METHODS.items() if method.additive]
@@ -337,6 +337,9 @@ def test_a_client_refuses_scores_under_what_is_no_scaler(clients):
         with pytest.raises(FedCalError, match="do not reply to this server"):
             client.reply(Request("f", 1, SiteSpread(odd)))
         assert client.talk.replies == 0
+    for empty in ({}, {"x": np.zeros(3)}):  # without a policy too
+        with pytest.raises(FedCalError, match="check the server"):
+            Client(scaler.method, *clients["site0"]).reply(Request("f", 1, SetScores(empty)))
     asked = Client(scaler.method, *clients["site0"], policy=Policy(max_restarts=0))
     asked.reply(Request("f", 1, SiteSpread(params)))
     with pytest.raises(FedCalError, match="more often than it needs"):  # each question once: no two differ by a sample

@@ -154,6 +154,7 @@ def test_bad_settings_are_one_line(federation):
     for call, words in (
         (lambda: fedcal.Monitor(bare), "no sites"),
         (lambda: fedcal.Monitor(scaler, ["a", "a"]), "twice"),
+        (lambda: fedcal.Monitor(scaler, ["a\nb"]), "cannot name a site"),
         (lambda: fedcal.Monitor(scaler, alpha=0), "alpha 0"),
         (lambda: fedcal.Monitor(scaler, alpha=0.9), "alpha 0.9"),
         (lambda: fedcal.Monitor(scaler, tolerance=float("nan")), "tolerance nan"),
@@ -170,6 +171,8 @@ def test_bad_settings_are_one_line(federation):
         ({"sites": []}, None, "sites"),
         ({"alpha": 3}, None, "alpha"),
         ({"classes": ["0"]}, None, "missing"),
+        ({"taken": {"north": [["r", "0" * 32, "reference", 0]]}}, None, "no samples"),
+        ({}, ("reference-0/counts", -torch.ones(3).double()), "label counts"),
         ({"streams": []}, None, "no place"),
         ({"taken": {"west": []}}, None, "no site"),
         ({"kind": "scaler"}, None, "not a monitor's"),

@@ -303,6 +303,7 @@ DAMAGES: list[Damage] = [
         ("set_thresholds", plus(-1, 0, 0), "negative count"),
         ("set_thresholds", plus(1, 0, 0), "counts fewer samples than the other scores"),
         ("set_thresholds", plus(1000, 0, 0), "held-out samples, but 72 are fitted on"),
+        ("set_thresholds", plus(30, 0, 0), "held-out samples, but 72 are fitted on"),
     ),
     *of(SiteSpread, ("likelihood", times(-1), "is positive")),
     *of(FitScaler, ("temperature", times(-1), "a fit gives 0.05 to 20"), ("temperature", times(0), "is 0,")),

@@ -29,6 +29,21 @@ def test_what_is_saved_comes_back(classes, tmp_path):
     again.welcome("b", PROBS, labels)
 
 
+def test_nothing_is_saved_that_cannot_be_loaded(tmp_path):
+    """A name that a terminal cannot show is refused before the fit, and at the latest when saving."""
+    for name in ("a\nb", "\u202eb", "\x1b[31m"):
+        for clients, stream in (({name: (LOGITS, LABELS)}, False), ({name: (LOGITS, LABELS)}, True)):
+            with pytest.raises(FedCalError, match="cannot be shown: rename it"):
+                fedcal.calibrate(clients, "fed-ts", stream=stream)
+        fitted = fedcal.calibrate({"a": (LOGITS, LABELS)})
+        with pytest.raises(FedCalError, match="cannot be shown: rename it"):
+            fitted.welcome(name, LOGITS, LABELS)
+        fitted.personal[name] = {}
+        with pytest.raises(FedCalError, match="the scaler cannot be saved"):
+            fitted.save(tmp_path / "x.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
 def test_clients_whose_names_hold_slashes(tmp_path):
     half = LABELS < 1
     names = {"a": half, "a/b": ~half, "a%2Fb": LABELS == 2, "50 %": LABELS == 1}

@@ -146,7 +146,7 @@ def test_tied_weights_are_saved_and_resumed(tmp_path: Path) -> None:
     for name in ("model.safetensors", "results.json", "scalers/fed-ts.safetensors"):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     tensors, _ = read_tensors(tmp_path / "whole" / "model.safetensors")
-    assert torch.equal(tensors["embedding.weight"], tensors["out.weight"])
+    assert np.array_equal(tensors["embedding.weight"], tensors["out.weight"])
 
 
 def test_a_run_folder_never_says_what_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +199,7 @@ class Late(nn.Module):
         (lambda a, b, c: None, r"takes \(a, b, c\): write it with \(shape, n_classes\)"),
         (lambda: "a net", "gives str, where an nn.Module is needed"),
         (lambda: nn.Flatten(), "has no parameters to train"),
+        (lambda: nn.LazyLinear(2), "has lazy layers"),
         (lambda: nn.Embedding(9, 2), r"fails on inputs of shape \(\d, 5\), float32 \(RuntimeError"),
         (lambda: nn.Linear(5, 2).double(), "float32"),
         (lambda: nn.LSTM(5, 2), "gives tuple, where a tensor of logits is needed"),

@@ -53,7 +53,16 @@ def check_array(values: Any, what: str) -> Array:
         raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: of {array.dtype}")
     if array.dtype.kind == "b":
         raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # tensors know no longer ones
+        return array.astype(float)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def check_shown(name: str) -> str:
+    """Refuse a name that a terminal cannot show: files with it would be refused as a stranger's."""
+    if not name.isprintable():
+        raise FedCalError(f"the name of site {name!r} cannot be shown: rename it")
+    return name
 
 
 def check_matrix(values: Any, what: str, probs: bool = False) -> Array:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Array
-from fedcal.base.checks import as_logits, check_labels, check_labels_alone, look_like_probs
+from fedcal.base.checks import as_logits, check_labels, check_labels_alone, check_shown, look_like_probs
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import MOST_BYTES, write_bytes
 from fedcal.data.readers import KINDS, Kind, pyarrow, read_content
@@ -42,10 +42,10 @@ class Rows:
     def by_site(self, default: str) -> dict[str, Any]:
         """Each site's rows; all of them are of `default` where the file does not say."""
         if self.sites is None:
-            return {_shown(default): slice(None)}
+            return {check_shown(default): slice(None)}
         names, inverse, counts = np.unique(self.sites, return_inverse=True, return_counts=True)
         rows = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-        return dict(zip(map(_shown, names.tolist()), rows, strict=True))
+        return dict(zip(map(check_shown, names.tolist()), rows, strict=True))
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,6 @@ def read_site(
         raise FedCalError(f"{path}: {len(sites)} sites: choose one with --name, such as --name {next(iter(sites))}")
     name, chosen = (name, sites[name]) if name is not None else next(iter(sites.items()))
     return name, rows.logits[chosen], None if labels is None else labels[chosen], rows.probs
-
-
-def _shown(name: str) -> str:
-    """The name of a site, if a terminal can show it."""
-    if not name.isprintable():
-        raise FedCalError(f"the name of site {name!r} cannot be shown: rename it")
-    return name
 
 
 def _labelled(path: Path, rows: Rows) -> np.ndarray:

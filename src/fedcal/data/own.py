@@ -128,7 +128,7 @@ def _checked(given: Mapping[str, Any], name: str, standardise: bool | None, test
 
 
 def _split(given: Mapping[str, Any], prefix: str, standardise: bool | None) -> _Split:
-    x, y = tensor(check_array(given[f"{prefix}x"], f"{prefix}x")), as_labels(given[f"{prefix}y"], f"{prefix}y")
+    x, y = tensor(_signed(check_array(given[f"{prefix}x"], f"{prefix}x"))), as_labels(given[f"{prefix}y"], f"{prefix}y")
     if x.ndim < 2:
         raise FedCalError(f"{prefix}x must have shape (samples, …), not {tuple(x.shape)}: a single feature is a column")
     if not x[:1].numel() and len(x):
@@ -140,6 +140,15 @@ def _split(given: Mapping[str, Any], prefix: str, standardise: bool | None) -> _
     if held is not None and len(held) != len(y):
         raise FedCalError(f"{client} has {len(held)} entries for {len(y)} samples: give one per sample")
     return _Split(_numbers(x, f"{prefix}x", standardise), y, held)
+
+
+def _signed(x: np.ndarray) -> np.ndarray:
+    """Whole numbers without a sign as int64: PyTorch can do little with them, except for bytes."""
+    if x.dtype.kind != "u" or x.dtype == np.uint8:
+        return x
+    if x.size and int(x.max()) > np.iinfo(np.int64).max:
+        raise FedCalError(f"x holds {int(x.max())}, which is too large a whole number: give floating-point numbers")
+    return x.astype(np.int64)
 
 
 def _numbers(x: Tensor, what: str, standardise: bool | None) -> Tensor:

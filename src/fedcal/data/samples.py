@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Array
-from fedcal.base.checks import as_logits, check_labels, look_like_probs
+from fedcal.base.checks import as_logits, check_labels, check_shown, look_like_probs
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.errors import FedCalError
 
@@ -51,7 +51,7 @@ def name_clients(clients: Any) -> dict[str, tuple[Any, Any]]:
     for name, pair in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
         if str(name) in pairs:
             raise FedCalError(f"two clients have the name {str(name)!r}: name them apart")
-        pairs[str(name)] = check_pair(name, pair)
+        pairs[check_shown(str(name))] = check_pair(name, pair)
     if not pairs:
         raise FedCalError("no clients: give (logits, labels) of at least one")
     return pairs
@@ -93,7 +93,7 @@ class Stream(Mapping[str, Samples]):
         self.classes = find_classes([labels], self.width, classes) if named else None
 
     def __getitem__(self, name: str) -> Samples:
-        pair = read_client(name, check_pair(name, self.clients[name]), self.width, self.probs)
+        pair = read_client(check_shown(str(name)), check_pair(name, self.clients[name]), self.width, self.probs)
         return label_client(name, *pair, self.classes)
 
     def __iter__(self) -> Iterator[str]:

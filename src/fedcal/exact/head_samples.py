@@ -62,6 +62,8 @@ class HeadSamples(Prepared):
         """Which rows are held out, and which trained on: slices where they come in that order, so that nothing is copied."""
         trained = self.rows.logits[:, -1] > 0
         held_out = len(trained) - int(trained.sum())
+        if 0 < len(trained) - held_out < self.min_count:  # heads with and without them would differ by these alone
+            return np.flatnonzero(~trained), np.zeros(0, np.int64)
         if not bool(trained[:held_out].any()):
             return slice(0, held_out), slice(held_out, len(trained))
         return np.flatnonzero(~trained), np.flatnonzero(trained)

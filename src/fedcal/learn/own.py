@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from fedcal.errors import FedCalError
 
@@ -83,6 +84,8 @@ def build_own(model: Model, name: str, shape: Shape, n_classes: int, rng: torch.
             raise FedCalError(f"model {name} cannot be built ({_said(error)}): it gets {shape}, {n_classes}") from error
     if not isinstance(built, nn.Module):
         raise FedCalError(f"model {name} gives {type(built).__name__}, where an nn.Module is needed")
+    if any(map(is_lazy, (*built.parameters(), *built.buffers()))):
+        raise FedCalError(f"model {name} has lazy layers, whose sizes are not known yet: give them, such as nn.Linear")
     if not any(parameter.requires_grad for parameter in built.parameters()):
         raise FedCalError(f"model {name} has no parameters to train")
     if odd := [key for key, value in built.state_dict().items() if not isinstance(value, Tensor)]:

@@ -121,11 +121,17 @@ class Batch:
                 raise FedCalError(f"not a batch of sums: {name!r} has another shape or type")
         check_finite(tensors)
         found = cls(about["site"], about["batch"], kind, n, k, float(about["tolerance"]), about["scaler"], **tensors)
-        found._check_plausible()
+        found.check_plausible()
         return found
 
-    def _check_plausible(self) -> None:
-        """Refuse sums that n samples cannot have."""
+    def check_plausible(self) -> None:
+        """Refuse sums that n samples cannot have.
+
+        Raises:
+            FedCalError: which names the sums.
+        """
+        if self.n < 1:
+            raise FedCalError(f"{self.site}: sums of no samples")
         whole = bool((self.counts == self.counts.round()).all()) and bool((self.counts >= 0).all())
         if len(self.counts) and not (whole and float(self.counts.sum()) == self.n):
             raise FedCalError(f"{self.site}: its label counts are not those of {self.n} samples")

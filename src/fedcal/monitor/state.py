@@ -45,7 +45,7 @@ _HEADER = Record(
         "alpha": Number(1e-9, 0.5),
         "tolerance": Number(0, MOST_TOLERANCE),
         "scaler": Text(32),
-        "classes": ListOf(Text(1000)),
+        "classes": ListOf(Text(any=True)),  # as the user has named them
         "sites": ListOf(Text(200)),
         "offsets": Truth(),
         "taken": MapOf(ListOf(_TAKEN)),
@@ -343,4 +343,6 @@ class Monitor:
         if set(part) != {"counts", "expected"} or any(one.shape != (k,) for one in part.values()) or name is None:
             raise FedCalError(f"the reference of {site} is incomplete")
         n = self.taken[site][name][2]
-        self.references[site] = Batch(site, name, About.REFERENCE, n, k, self.tolerance, self.scaler, **part)
+        found = Batch(site, name, About.REFERENCE, n, k, self.tolerance, self.scaler, **part)
+        found.check_plausible()
+        self.references[site] = found

@@ -202,6 +202,12 @@ def check_client_name(name: str) -> str:
     Raises:
         FedCalError: which says what to use.
     """
-    if not name or name.startswith(".") or any(c in name for c in "/\\,\0") or name != name.strip():
+    if (
+        not name
+        or name.startswith(".")
+        or any(c in name for c in "/\\,\0")
+        or name != name.strip()
+        or not name.isprintable()
+    ):
         raise FedCalError(f"{name!r} cannot name a site: use letters, digits, - and _")
     return name

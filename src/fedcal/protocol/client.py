@@ -99,6 +99,7 @@ class Client:
             self.privacy.check(self.method)
         if policy:
             self.samples.fewest = max(self.samples.fewest, policy.min_count)
+            self.samples.min_count = policy.min_count
         self.probs = False  # whether its scores were probabilities: the server's scaler should know
         self.spent = 0.0  # the share of its own privacy budget that its replies have taken
         self._last: Reply | None = None  # its last reply under privacy: noise is drawn once for a request
@@ -245,6 +246,7 @@ class Client:
             ValueError,
             AssertionError,
             MemoryError,
+            StopIteration,
         ) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise FedCalError(f"the request does not fit this client's samples ({reason}): check the server") from error

@@ -10,7 +10,7 @@
     NetGradient         n + stop_n samples in all; stop_loss ≥ 0
     FitScaler           temperatures within the limits of a fit
     HeadStart …         sums over features: plausible_head.py
-    SetScores           whole counts, the same total by the global and the personal scaler, at most n
+    SetScores           whole counts, the same total by the global and the personal scaler, at most a fifth
     SiteSpread          log-likelihoods ≤ 0
 
 Sums are rounded, so each condition has a tolerance: RELATIVE to the largest value that the sum's terms could have. For
@@ -30,6 +30,7 @@ import numpy as np
 
 from fedcal.base.arrays import Array, Params
 from fedcal.base.checks import SPREAD
+from fedcal.base.folds import FEWEST
 from fedcal.base.query import Query, leaves
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalError
@@ -255,11 +256,12 @@ def _net(claim: Claim) -> None:
 
 
 def _set_scores(claim: Claim) -> None:
-    """Held-out samples are at most as many as those that are fitted on, and the same whichever scaler scores them."""
+    """A fifth of a client's samples is held out, or FEWEST: no more, and the same whichever scaler scores them."""
+    most = claim.n / 4 + FEWEST * claim.clients
     totals = {name: float(counts.sum()) for name, counts in claim.content.items()}
     for name, total in totals.items():
         _whole(claim, name, claim.content[name])
-        claim.require(total <= claim.n, name, f"counts {total:g} held-out samples, but {claim.n} are fitted on")
+        claim.require(total <= most, name, f"counts {total:g} held-out samples, but {claim.n} are fitted on")
         claim.require(total == max(totals.values()), name, "counts fewer samples than the other scores")
 
 

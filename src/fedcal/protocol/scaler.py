@@ -14,7 +14,15 @@ import numpy as np
 
 from fedcal.base import schema
 from fedcal.base.arrays import Array, Params, tensor
-from fedcal.base.checks import as_logits, check_kind, check_labels, look_like_probs, warn_of_probs, warn_user
+from fedcal.base.checks import (
+    as_logits,
+    check_kind,
+    check_labels,
+    check_shown,
+    look_like_probs,
+    warn_of_probs,
+    warn_user,
+)
 from fedcal.base.features import check_features
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import by_rows, ordered_softmax
@@ -198,10 +206,10 @@ class Scaler:
             labels: of the same; may be left out for fedcal-plus.
             probs: as for `apply`.
         """
-        scores = self._logits(logits, probs).astype(float, copy=False)
+        name, scores = check_shown(str(client)), self._logits(logits, probs).astype(float, copy=False)
         if labels is not None:
             labels = check_labels(labels, len(scores), self.n_classes, classes=self.classes or None)
-        self.personal[str(client)] = self.method.personal(self.params, {}, scores, labels)
+        self.personal[name] = self.method.personal(self.params, {}, scores, labels)
 
     def save(self, path: str | Path, *, private: bool = False) -> None:
         """Write what is needed to serve, atomically.
@@ -219,6 +227,7 @@ class Scaler:
             "clients": sorted(self.personal),
             **({"federation": self.federation} if self.federation else {}),
         }
+        schema.check(about, SCALER_HEADER, "the scaler cannot be saved")  # nothing is written that `load` refuses
         tensors = nest("global", self.params)
         for client, personal in self.personal.items():
             tensors |= nest(_under(client), personal)
