@@ -28,6 +28,14 @@ def test_without_noise_it_has_the_metrics_of_the_samples():
         assert math.isnan(found["classwise_ece"]) and math.isnan(found["equal_mass_ece"])
 
 
+def test_a_loss_that_noise_hides_is_not_told():
+    z, y = samples()
+    query = Measure(4, 1.0, 1, 15)
+    ((losses, table),) = query.read(query.reply(Prepared(lambda: (z, y)))[VALUES])
+    assert math.isfinite(noised_tally(losses, table, 4, noise=0.4 * 500).summary()["nll"])
+    assert math.isnan(noised_tally(losses, table, 4, noise=0.6 * 500).summary()["nll"])
+
+
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
 def test_noise_of_any_size_leaves_a_tally(size):
     rng = np.random.default_rng(1)

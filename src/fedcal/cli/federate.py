@@ -178,6 +178,13 @@ def _tell(folder: Path) -> None:
         out.print(f"\nReport: [bold]{escape(str(folder / 'report.html'))}[/bold]", soft_wrap=True)
 
 
+def _noised_metrics(found: dict[str, Any]) -> str:
+    """Metrics of a private run; where noise hides the NLL, it hides the others too."""
+    if found["nll"] is None:
+        return "too few samples to tell: the noise is larger than what was measured"
+    return f"NLL {found['nll']:.3f}  ECE {found['ece']:.3f}  accuracy {found['accuracy']:.3f}  (noised)"
+
+
 def _tell_privately(about: dict[str, Any]) -> None:
     """What a private run may tell: noised metrics of all nodes together."""
     spent, metrics = about["privacy"], about["metrics"]
@@ -185,7 +192,6 @@ def _tell_privately(about: dict[str, Any]) -> None:
         f"differential privacy, {spent['where']}: ε = {spent['epsilon']:.3g}, δ = {spent['delta']:g} of each {spent['unit']}"
     )
     for view, name in (("uncal", "before"), ("global", "after")):
-        found = metrics[view]
-        print(f"{name:6s} NLL {found['nll']:.3f}  ECE {found['ece']:.3f}  accuracy {found['accuracy']:.3f}  (noised)")
+        print(f"{name:6s} {_noised_metrics(metrics[view])}")
     if spent["fallback"]:
         print("no map gained more than the noise can feign: probabilities stay as they are")

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fedcal.base.arrays import Array
 from fedcal.measure.reliability import LIMB, Reliability, equal_width
 from fedcal.measure.tally import FINE, Tally
 
+SHARE = 0.5  # nats per sample: a NLL that is not known better tells nothing
 
-def noised_tally(losses: Array, table: Array, k: int) -> Tally:
+
+def noised_tally(losses: Array, table: Array, k: int, noise: float = 0.0) -> Tally:
     """Make a tally of noised sums.
 
     Counts are rounded, and brought within what counts can be. Metrics that need more than these sums (by class, or in bins of
-    equal mass) are NaN in its `summary`.
+    equal mass) are NaN in its `summary`; so is the NLL, where noise alone is worth more than SHARE of a nat per sample.
 
     Args:
         losses: summed NLL, Brier score, and samples whose label is in the top three.
         table: (3, bins) samples, hits and summed confidence in bins of equal width.
         k: classes.
+        noise: the standard deviation of the noise on the summed NLL.
     """
     count = np.rint(np.maximum(table[0], 0)).astype(np.int64)
     hits = np.rint(np.clip(table[1], 0, count)).astype(np.int64)
@@ -33,7 +38,7 @@ def noised_tally(losses: Array, table: Array, k: int) -> Tally:
         n=n,
         correct=correct,
         top3=min(max(round(third), correct), n),
-        nll=max(nll, 0.0),
+        nll=max(nll, 0.0) if noise <= SHARE * n else math.nan,
         brier=min(max(brier, 0.0), 2.0 * n),
         confidence=float(confidence.sum() * 2.0**-LIMB),
         reliability=Reliability(edges, count, hits, *limbs),

@@ -362,5 +362,6 @@ def noised_measures(server: Server, privacy: Privacy, query: Measure, total: np.
     """Return what nodes measured within the privacy budget, from the total of their replies."""
     noised = privacy.at_server(query, {VALUES: total}, nodes)
     server.ledger.spent += privacy.cost(query)
-    tallies = [noised_tally(losses, table, query.k) for losses, table in query.read(noised[VALUES])]
+    noise = query.most * float(noised["noise"])  # on a summed NLL, which travels in units of the most that counts
+    tallies = [noised_tally(losses, table, query.k, noise) for losses, table in query.read(noised[VALUES])]
     return Measured({view: {ALL_NODES: tally} for view, tally in zip(VIEWS, tallies, strict=True)})
