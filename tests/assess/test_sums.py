@@ -102,7 +102,7 @@ def test_sums_that_no_samples_give_are_refused(name):
         lambda v: v + (100_000 if name == "cells" else 1),
         lambda v: -v - 1,
         lambda v: v[:0],
-        lambda v: v.astype(np.float16),
+        lambda v: v.astype(np.float32),
     )
     for change in changes:
         with pytest.raises(FedCalError, match="not the sums of an evaluation"):

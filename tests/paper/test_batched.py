@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedcal.base.arrays import tensors
 from fedcal.methods import METHODS
 from fedcal.nets.train import Training, train_scaler
 from fedcal.protocol import Server
@@ -42,7 +43,7 @@ def test_stacked_rounds_equal_rounds_client_by_client(name):
 def test_steps_and_params_of_each_net():
     method = METHODS["fedcal"]
     samples = list(clients(3, [50, 200, 120]).values())
-    start = method.init(5, torch.Generator().manual_seed(0))
+    start = tensors(method.init(5, lambda: torch.Generator().manual_seed(0)))
     how = Training(lr=0.03, steps=60, patience=5)
     for (ours, steps), pair in zip(train_scalers([start] * 3, method.apply, samples, how), samples, strict=True):
         theirs, expected = train_scaler(start, method.apply, *pair, how)

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 import fedcal
 from fedcal import METHODS, Scaler
+from fedcal.base.arrays import softmax
 from fedcal.base.store import read_tensors, write_tensors
 from fedcal.cli.main import main
 from fedcal.methods import get_method
@@ -292,12 +293,12 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
         "siteB's reply: 'n' counts 1e+06 samples, but 150 are declared",
     ),
     "negative labels": (
-        change("other/siteB-0001.safetensors", lambda t, _: t["labels"].mul_(-1)),
+        change("other/siteB-0001.safetensors", lambda t, _: np.negative(t["labels"], out=t["labels"])),
         OTHER,
         "siteB's reply: 'labels' holds a negative count",
     ),
     "negative loss": (
-        change(B2, lambda t, _: t["0/loss"].mul_(-1)),
+        change(B2, lambda t, _: np.negative(t["0/loss"], out=t["0/loss"])),
         RECEIVE,
         "siteB's reply: '0/loss' is negative",
     ),
@@ -588,7 +589,7 @@ def test_the_servers_scaler_takes_probabilities_where_all_sites_have_them(
     monkeypatch.chdir(tmp_path)
     command(f"server start dir --classes {K} --sites siteA,siteB,siteC --method avg-t:rounds=2")
     for (site, (logits, labels)), kind in zip(samples_of_sites().items(), kinds, strict=True):
-        np.savez(f"{site}.npz", **{kind: logits.softmax(1) if kind == "probs" else logits, "labels": labels})
+        np.savez(f"{site}.npz", **{kind: softmax(logits, 1) if kind == "probs" else logits, "labels": labels})
     for number in (1, 2):
         for site in SITES:
             command(f"client reply dir/request-{number:04d}.safetensors {site}.npz")

@@ -272,7 +272,7 @@ def test_what_a_node_measures(lie: tuple[Callable[[Tensors], Tensors], str]) -> 
     def how(reply: Message) -> Message:
         if kind_of(reply) == "measured":
             tensors, header = unpack(reply.content[REPLY][DATA])
-            reply.content[REPLY][DATA] = pack({k: v.contiguous() for k, v in change(tensors).items()}, header)
+            reply.content[REPLY][DATA] = pack({k: np.ascontiguousarray(v) for k, v in change(tensors).items()}, header)
         return reply
 
     strategy = run(make_app(how), "avg-t")

@@ -49,10 +49,10 @@ def check_array(values: Any, what: str) -> Array:
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: {reason}") from None
+    if array.dtype.kind in "bc":
+        raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")
     if array.dtype.kind not in NUMBERS:
         raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: of {array.dtype}")
-    if array.dtype.kind == "b":
-        raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # tensors know no longer ones
         return array.astype(float)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
