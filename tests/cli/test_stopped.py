@@ -76,6 +76,7 @@ def test_from_the_first_moment_on(module):
     """While modules are still being imported: those of the command line, and NumPy."""
     script = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 class Stop:
     def find_spec(self, name, path=None, target=None):
         if name == "NAME":

@@ -57,7 +57,7 @@ def test_the_mean_likelihood_ratio_is_at_most_1_within_the_tolerance(logits, tol
         other = (subject + 1) % k  # all that is not the event counts alike
         ratios = every[:, :n][:, which] if which is not None else every[:, n:]
         mean = true * ratios[subject].exp() + false * ratios[other].exp()
-        assert float(mean.max()) <= 1 + 1e-9
+        assert float(mean.max()) <= 1 + 1e-7  # rounding of exponentials
 
 
 def test_ratios_are_those_of_bernoulli_distributions():
