@@ -159,29 +159,24 @@ def steal_within_fed_matrix(logits: np.ndarray, labels: np.ndarray) -> tuple[int
 
 
 def steal_within_fedcal_plus(logits: np.ndarray, labels: np.ndarray) -> tuple[int, int]:
-    """Six maps in each request of all samples; then six of all and of those outside each fold, which gives each fold's."""
+    """Six maps of all samples and six of those outside each fold in every request: six knives, each with planes of its own."""
     server = Attacker(Client("fedcal-plus", logits, labels, policy=Policy()), check=True)
-    whole, low, high = Knife(asks_matrices(server, SHARPEST), 1e-3, 6), -REACH, REACH
-    by_fold = [Knife(asks_matrices(server, SHARPEST), 1e-3, 6) for _ in range(FOLDS)]
+    knives = {fold: Knife(asks_matrices(server, SHARPEST), 1e-3, 6) for fold in (ALL, *range(FOLDS))}
 
-    def cut_folds(planes: list[float]) -> None:
-        at = np.stack([matrix_cut(plane, SHARPEST) for plane in planes])
-        query = LinearSums(tuple(Points("matrix", fold, "none", at) for fold in (ALL, *range(FOLDS))))
-        sums = server.ask(query).content
-        for fold, knife in enumerate(by_fold):
-            knife.tell(planes, (sums["0/grad"] - sums[f"{fold + 1}/grad"])[:, : K + 1])
+    def cut(planes: dict[int, list[float]]) -> None:
+        points = (
+            Points("matrix", fold, "none", np.stack([matrix_cut(plane, SHARPEST) for plane in some]))
+            for fold, some in planes.items()
+        )
+        sums = server.ask(LinearSums(tuple(points))).content
+        for i, (fold, some) in enumerate(planes.items()):
+            knives[fold].tell(some, sums[f"{i}/grad"][:, : K + 1])
 
     with contextlib.suppress(FedCalError):
-        for begun in range(4):
-            for _ in range(9):
-                planes = whole.next_planes() if whole.beyond else [low, low / 2, 0.0, high / 4, high / 2, high]
-                if planes:
-                    whole.tell(planes, whole.cut(planes))
-            for i in range(3):
-                start = np.linspace(low, high, 6).tolist()
-                cut_folds(start if begun == i == 0 else by_fold[(3 * begun + i) % FOLDS].next_planes() or [0.5])
-    found = [one for knife in (whole, *by_fold) for one in knife.found]
-    return stolen(found, logits), server.questions
+        cut({fold: np.linspace(-REACH, REACH - 0.1 * (fold + 1), 6).tolist() for fold in knives})
+        while planes := {fold: some for fold, knife in knives.items() if (some := knife.next_planes())}:
+            cut(planes)
+    return stolen([one for knife in knives.values() for one in knife.found], logits), server.questions
 
 
 def test_attack_2_within_the_stages() -> None:

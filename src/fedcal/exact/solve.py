@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Array
+from fedcal.base.folds import FOLDS
 from fedcal.base.query import Query
 from fedcal.base.store import unnest
 from fedcal.errors import FedCalWarning
@@ -209,6 +210,17 @@ class Descent:
         if not (self.trusting and self._scale > 1e-3) and self._best is not None:
             self.t = self._best
 
+    def go_on(self, tol: float, rounds: int) -> None:
+        """Search on from `t`, to a smaller tolerance."""
+        self.tol, self.rounds, self.done, self.arrived, self.stopped, self.trusting = (
+            tol,
+            rounds,
+            False,
+            False,
+            "",
+            True,
+        )
+
     def corrected(self, inverse: Inverse, share: float = 1.0) -> Inverse:
         """The inverse Hessian's estimate, given what the steps have shown (Nocedal & Wright, Algorithm 7.4)."""
         pairs = []
@@ -254,12 +266,17 @@ def warn_if_stopped(descent: Descent) -> None:
 
 @dataclass
 class Group:
-    """Descents of one family over the samples outside one fold; their order is one in which neighbours are alike."""
+    """Descents of one family over the samples outside one fold; their order is one in which neighbours are alike.
+
+    A group with a `guide` asks for no curvature: that of the guide, the same descents over all samples, serves it too, less
+    the fold's share. It goes after its guide in the same rounds.
+    """
 
     family: str
     descents: list[Descent]
     curvature: Curvature
     fold: int = ALL
+    guide: Group | None = None
     known: Sums = field(default_factory=dict)  # the latest curvature
     _asked: list[Descent] = field(default_factory=list)
 
@@ -274,13 +291,14 @@ class Group:
     def receive(self, sums: Sums) -> None:
         """Hand the sums to the descents."""
         told = {name: value for name, value in sums.items() if name not in ("loss", "grad")}
-        self.known = told or self.known
-        if "blocks" in told:  # costly to invert
+        self.known = self.guide.known if self.guide else told or self.known
+        share = 1 - 1 / FOLDS if self.guide else 1.0
+        if "blocks" in self.known and not self.descents[0].inverse:  # costly to invert
             for descent in self.descents:
-                descent.inverse = self.inverse(descent)
+                descent.inverse = self.inverse(descent, share)
         rows = np.cumsum(changes(self._at())) - 1
         for i, descent in zip(rows.tolist(), self._asked, strict=True):
-            inverse = descent.inverse or self.inverse(descent)
+            inverse = descent.inverse or self.inverse(descent, share)
             descent.receive(float(sums["loss"][i]), sums["grad"][i], inverse, exact=not i and self.curvature == "full")
 
     def inverse(self, descent: Descent, share: float = 1.0) -> Inverse:

@@ -26,9 +26,8 @@ FITTING = 1e-8
 CHOOSING = 1e-1  # of fits to choose among: standard errors of a choice are some nats
 ROUNDS, SLOW_ROUNDS = 60, 240  # of one fit at most, with whole Hessians and without
 NEWTON_ROUNDS, OTHER_ROUNDS = 9, 10  # of fits to choose among, with whole Hessians and without
-FOLD_LARGE = (
-    200_000  # bytes of all candidates' fold gradients: if they are more, the best of each family are chosen first
-)
+FINISHING_ROUNDS = 3  # of the chosen one
+FOLD_LARGE = 200_000  # bytes of a family's gradients without each fold: if they are more, its ridge is chosen first
 DIAGONAL = 30.0  # precision of a matrix's diagonal at most; vectors choose 10 to 100
 PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
 OCTAVES = 2.0 ** np.arange(-3, 4)  # scales around a first guess
@@ -156,11 +155,16 @@ class Candidate:
     ridge: float
     group: Group
     fit: Descent
-    folds: dict[int, Descent] = field(default_factory=dict)  # by fold; ALL goes on with the fit on all samples
+    folds: dict[int, Descent]
 
     @property
     def fold_map(self) -> FoldMap:
-        return FoldMap(self.family, {fold: descent.t for fold, descent in self.folds.items() if fold != ALL})
+        return FoldMap(self.family, {fold: descent.t for fold, descent in self.folds.items()})
+
+    @property
+    def settled(self) -> bool:
+        """Whether the fits have arrived, all samples' and without each fold."""
+        return self.fit.arrived and all(descent.arrived for descent in self.folds.values())
 
 
 def in_turn(families: Iterable[str], k: int) -> list[list[str]]:
@@ -174,48 +178,102 @@ def rounds_among(family: str, k: int) -> int:
     return NEWTON_ROUNDS if curvature_of(family, k) == "full" else OTHER_ROUNDS
 
 
+def is_large(family: str, n_ridges: int, k: int) -> bool:
+    """Whether the gradients without each fold, at all ridges, are too much to send in every round."""
+    return family != "bias" and 8 * FOLDS * n_ridges * n_parameters(family, k) > FOLD_LARGE
+
+
 def fit_all(ridges: dict[str, tuple[float, ...]], clients: Clients) -> Generator[SumQuery, Sums, list[Candidate]]:
-    """Fit every family at each of its ridges on all samples, all of them in the same rounds.
+    """Fit every family at each of its ridges, on all samples and without each fold, all in the same rounds.
 
-    Families with too large a Hessian to send come after the others: from the bias fit they need half the steps.
+    A fit without a fold never starts from one that has seen the fold. Where few samples are misclassified, a weakly shrunk
+    map fits them all, its loss is flat there, and steps away from it are too short to forget the fold.
+
+    Families with too large a Hessian to send come after the others: from the bias fit they need half the steps. Of a large
+    family one ridge is chosen first, on one fold.
     """
-    groups: dict[str, Group] = {}
+    groups: dict[tuple[str, int], Group] = {}
+    begins: dict[str, dict[int, Array]] = {}
+    large = {family: of for family, of in ridges.items() if is_large(family, len(of), clients.k)}
     for some in in_turn(ridges, clients.k):
-        bias = groups["bias"].descents[-1].t if groups else None
+        now: list[Group] = []
         for family in some:
-            begin = None if bias is None else widen(bias, family)
-            groups[family] = group_of(family, ridges[family], clients, CHOOSING, rounds_among(family, clients.k), begin)
-        yield from lockstep([groups[family] for family in some])
+            of = {fold: groups.get(("bias", fold)) for fold in (ALL, *range(FOLDS))}
+            begins[family] = {fold: _begin(family, bias, clients) for fold, bias in of.items()}
+            groups_of = _without_one_fold if family in large else _with_and_without_folds
+            now += groups_of(family, ridges[family], begins[family], clients)
+        yield from lockstep(now)
+        groups |= {(group.family, group.fold): group for group in now}
+    if large:
+        chosen = yield from _choose_ridges(large, groups, begins)
+        now = []
+        for family, of in chosen.items():
+            now += _with_and_without_folds(family, of, begins[family], clients, groups[family, ALL].known)
+        yield from lockstep(now)
+        ridges, groups = ridges | chosen, groups | {(group.family, group.fold): group for group in now}
     return [
-        Candidate(family, ridge, groups[family], descent)
+        Candidate(family, ridge, groups[family, ALL], *_one_of_each(groups, family, i))
         for family, of in ridges.items()
-        for ridge, descent in zip(of, groups[family].descents, strict=True)
+        for i, ridge in enumerate(of)
     ]
 
 
-def fit_folds(candidates: list[Candidate], rounds: int) -> Generator[SumQuery, Sums, None]:
-    """Fit the candidates without each fold, a few steps from where they are; and go on with the fits on all samples.
+def _begin(family: str, bias: Group | None, clients: Clients) -> Array:
+    return widen(bias.descents[-1].t, family) if bias else clients.begin * identity(family, clients.k)
 
-    The curvature is that of the fit on all samples, less a fold's share. What a step is worth is not known before the next
-    round's sums, but the last one is taken all the same.
-    """
+
+def _with_and_without_folds(
+    family: str, ridges: tuple[float, ...], begins: dict[int, Array], clients: Clients, known: Sums | None = None
+) -> list[Group]:
+    """Fits on all samples, and without each fold."""
+    guide = group_of(family, ridges, clients, CHOOSING, rounds_among(family, clients.k), begins[ALL])
+    guide.known = known or {}
+    return [guide, *(_without_fold(fold, guide, begins, ridges, clients) for fold in range(FOLDS))]
+
+
+def _without_one_fold(
+    family: str, ridges: tuple[float, ...], begins: dict[int, Array], clients: Clients
+) -> list[Group]:
+    """Fits without the first fold, and one on all samples for their curvature."""
+    middle = ridges[len(ridges) // 2 :][:1]
+    guide = group_of(family, middle, clients, CHOOSING, rounds_among(family, clients.k), begins[ALL])
+    return [guide, _without_fold(0, guide, begins, ridges, clients)]
+
+
+def _without_fold(
+    fold: int, guide: Group, begins: dict[int, Array], ridges: tuple[float, ...], clients: Clients
+) -> Group:
+    rounds = rounds_among(guide.family, clients.k)
+    fits = group_of(guide.family, ridges, clients, CHOOSING / FOLDS, rounds, begins[fold]).descents
+    return Group(guide.family, fits, "none", fold, guide)
+
+
+def _choose_ridges(
+    large: dict[str, tuple[float, ...]], groups: dict[tuple[str, int], Group], begins: dict[str, dict[int, Array]]
+) -> Generator[SumQuery, Sums, dict[str, tuple[float, ...]]]:
+    """Of each family the ridge that is best on the first fold; on the others all have the map that they began with."""
+    candidates = [(family, i) for family, of in large.items() for i in range(len(of))]
+    maps_of = (
+        FoldMap(family, {fold: begins[family][fold] for fold in range(FOLDS)} | {0: groups[family, 0].descents[i].t})
+        for family, i in candidates
+    )
+    losses = (yield queries.Score(tuple(maps_of)))["sum"]
+    best = {
+        family: min((float(loss), i) for loss, (of, i) in zip(losses, candidates, strict=True) if of == family)[1]
+        for family in large
+    }
+    return {family: large[family][i : i + 1] for family, i in best.items()}
+
+
+def _one_of_each(groups: dict[tuple[str, int], Group], family: str, i: int) -> tuple[Descent, dict[int, Descent]]:
+    return groups[family, ALL].descents[i], {fold: groups[family, fold].descents[i] for fold in range(FOLDS)}
+
+
+def finish(candidates: list[Candidate]) -> Generator[SumQuery, Sums, None]:
+    """Go on with the fits on all samples to their ends."""
     for of in candidates:
-        for fold in (ALL, *range(FOLDS)):
-            before = of.folds.get(fold)
-            share = 1.0 if fold == ALL else 1 - 1 / FOLDS
-            if before is None:
-                inverse = of.fit.corrected(of.group.inverse(of.fit, share), share)
-                tol = FITTING if fold == ALL else CHOOSING / FOLDS
-                of.folds[fold] = Descent(of.fit.t, of.fit.prior, tol, rounds, trusting=True, inverse=inverse)
-            elif not before.arrived:
-                before.done, before.rounds = False, rounds
-    groups = [
-        Group(family, alike, "none", fold)
-        for family in dict.fromkeys(of.family for of in candidates)
-        for fold in (ALL, *range(FOLDS))
-        if (alike := [of.folds[fold] for of in candidates if of.family == family])
-    ]
-    yield from lockstep(groups)
+        of.fit.go_on(FITTING, FINISHING_ROUNDS)
+    yield from lockstep([Group(of.family, [of.fit], of.group.curvature, known=of.group.known) for of in candidates])
 
 
 def score(candidates: list[Candidate], clients: Clients) -> Generator[SumQuery, Sums, Scores]:
@@ -239,9 +297,9 @@ class Scores:
         square = float(self.gram[i, i] - 2 * self.gram[i, j] + self.gram[j, j]) / max(self.n, 1)
         return mean, (max(square - mean**2, 0.0) / max(self.n, 1)) ** 0.5
 
-    def best_of(self, candidates: list[Candidate], family: str) -> int:
-        """The number of the family's best candidate."""
-        return min((i for i, of in enumerate(candidates) if of.family == family), key=lambda i: float(self.total[i]))
+    def best(self, numbers: Iterable[int]) -> int:
+        """Which of these candidates has the least loss."""
+        return min(numbers, key=lambda i: float(self.total[i]))
 
 
 # --- confidence maps and the prior shift -----------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from fedcal.exact.head_fit import CHOOSING_ROUNDS, FOLD_ROUNDS, RIDGES, choose_h
 from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
 from fedcal.exact.head_samples import HeadSamples
 from fedcal.exact.linear import FAMILIES, centre
-from fedcal.exact.prepared import ALL, Prepared
+from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import apply_confidence_map
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import choose_map, fit_linear, fit_prior_shift, start
@@ -79,7 +79,7 @@ class FedHead(Additive):
 
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
         plus = replace(PLUS, prior_shift=self.prior_shift).stages(n_classes)
-        scored = max(i for i, stage in enumerate(plus) if stage.query is queries.Score) + 1
+        scored = next(i for i, stage in enumerate(plus) if stage.query is queries.Histogram)
         every, two = {HEAD: len(RIDGES), HEAD_ALL: len(RIDGES)}, {HEAD: 1, HEAD_ALL: 1}
         found = {HEAD: 2 * len(RIDGES)}  # out of fold, a head is a head, whatever it was fitted on
         heads = (
@@ -100,7 +100,7 @@ class FedHead(Additive):
             return {"temperature": (yield from fit_linear("temperature", 0.0, clients)), "fallback": np.ones(())}
         _, chosen = yield from choose_family(PLUS.ridges(n_classes), clients)
         head = yield from choose_head(chosen.fold_map, chosen.family == "temperature", clients)
-        params = {chosen.family: chosen.folds[ALL].t} if head is None else {HEAD: head.whole, "trained": head.trained}
+        params = {chosen.family: chosen.fit.t} if head is None else {HEAD: head.whole, "trained": head.trained}
         fold_map = chosen.fold_map if head is None else head.fold_map
         found = choose_map((yield queries.Histogram(fold_map, False))["histogram"], clients)
         local = (yield from fit_prior_shift(fold_map, found, clients.labels)) if self.prior_shift else {}

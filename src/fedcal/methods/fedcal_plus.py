@@ -22,25 +22,24 @@ from typing import Any, Literal
 import numpy as np
 
 from fedcal.base.arrays import Array, Params, namespace, sigmoid
-from fedcal.base.folds import FOLDS
 from fedcal.base.logits import BLOCK, keep_order
 from fedcal.exact import maps, prior_shift, queries
-from fedcal.exact.linear import FAMILIES, centre, n_parameters
-from fedcal.exact.prepared import ALL
+from fedcal.exact.linear import FAMILIES, centre
 from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import SumQuery, apply_confidence_map
 from fedcal.exact.solve import Program, Sums
 from fedcal.exact.stages import (
-    FOLD_LARGE,
+    FINISHING_ROUNDS,
     MATRIX_NEWTON_MAX,
     Candidate,
     Clients,
     choose_map,
+    finish,
     fit_all,
-    fit_folds,
     fit_linear,
     fit_prior_shift,
     in_turn,
+    is_large,
     rounds_among,
     score,
     start,
@@ -49,7 +48,6 @@ from fedcal.methods.fed_linear import first_stage, fit_stages, start_stages
 from fedcal.methods.method import Additive, Stage, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
-FOLD_ROUNDS, LARGE_FOLD_ROUNDS = 3, 5  # steps of the fits without a fold
 MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
 
 
@@ -72,22 +70,19 @@ class FedCalPlus(Additive):
     )
 
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
-        ridges = self.ridges(n_classes)
-        tried, each = {family: len(of) for family, of in ridges.items()}, dict.fromkeys(ridges, 1)
-        fits = [
-            Stage(queries.LinearSums, max(rounds_among(f, n_classes) for f in some), {f: tried[f] for f in some})
-            for some in in_turn(ridges, n_classes)
-        ]
-        large = _are_large(ridges, n_classes)
-        folds = [
-            Stage(queries.LinearSums, 1 if large else FOLD_ROUNDS, tried, folds=True),
-            Stage(queries.Score, 1, tried, folds=True),
-        ]
+        ridges, each = self.ridges(n_classes), dict.fromkeys(self.ridges(n_classes), 1)
+        tried = {family: len(of) for family, of in ridges.items()}
+        large = {family: n for family, n in tried.items() if is_large(family, n, n_classes)}
+        fits = []
+        for some in in_turn(ridges, n_classes):
+            rounds = max(rounds_among(family, n_classes) for family in some)
+            fits.append(Stage(queries.LinearSums, rounds, {family: tried[family] for family in some}, folds=True))
         if large:
-            folds += [
-                Stage(queries.LinearSums, LARGE_FOLD_ROUNDS, each, folds=True),
-                Stage(queries.Score, 1, each, folds=True),
-            ]
+            rounds = max(rounds_among(family, n_classes) for family in large)
+            fits.append(Stage(queries.Score, 1, large, folds=True))
+            fits.append(Stage(queries.LinearSums, rounds, dict.fromkeys(large, 1), folds=True))
+        scored = {family: 1 if family in large else n for family, n in tried.items()}
+        folds = [Stage(queries.Score, 1, scored, folds=True), Stage(queries.LinearSums, FINISHING_ROUNDS, each)]
         after = [Stage(queries.Histogram, 1, each, folds=True)]
         if self._shifted:
             after += [Stage(queries.CountsLikelihood), Stage(queries.ShiftEvidence, 1, each, folds=True)]
@@ -113,9 +108,9 @@ class FedCalPlus(Additive):
         model_top = self.accuracy == "keep" and family != "temperature"
         histograms = (yield queries.Histogram(fold_map, model_top))["histogram"]
         found = choose_map(histograms, clients)
-        params = {family: chosen.folds[ALL].t}
+        params = {family: chosen.fit.t}
         if model_top:
-            params["order"] = temperature.folds[ALL].t  # the model's own order, at its own temperature
+            params["order"] = temperature.fit.t  # the model's own order, at its own temperature
             params["least"] = _least(found, histograms.sum(0), n_classes)
         after = {} if model_top else found
         local = (yield from fit_prior_shift(fold_map, after, clients.labels)) if self._shifted else {}
@@ -181,27 +176,23 @@ def choose_family(
     ridges: dict[str, tuple[float, ...]], clients: Clients
 ) -> Generator[SumQuery, Sums, tuple[Candidate, Candidate]]:
     """The temperature, and the chosen candidate: of each family its best ridge out of fold, and of these what pays."""
-    tried, large = (yield from fit_all(ridges, clients)), _are_large(ridges, clients.k)
-    yield from fit_folds(tried, 1 if large else FOLD_ROUNDS)
+    tried = yield from fit_all(ridges, clients)
     scores = yield from score(tried, clients)
-    if large:  # too much to send for all of them
-        tried = [tried[scores.best_of(tried, family)] for family in ridges]
-        yield from fit_folds(tried, LARGE_FOLD_ROUNDS)
-        scores = yield from score(tried, clients)
     chosen = 0
     for family in tuple(ridges)[1:]:
-        best = scores.best_of(tried, family)
+        those = [i for i, of in enumerate(tried) if of.family == family]
+        # Of a fit that has not arrived, the final one is another, with another loss; a large one goes on for few steps only.
+        fit = [i for i in those if tried[i].settled] if not is_large(family, len(ridges[family]), clients.k) else those
+        if not fit:
+            continue
+        best = scores.best(fit)
         gain, error = scores.paired(chosen, best)
         as_right = chosen > 0 or float(scores.hits[best]) >= float(scores.hits[0])
         clients.log[f"{family}_gain"] = gain
         if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:
             chosen = best
+    yield from finish([tried[i] for i in sorted({0, chosen})])
     return tried[0], tried[chosen]
-
-
-def _are_large(ridges: dict[str, tuple[float, ...]], k: int) -> bool:
-    """Whether the fold gradients of all candidates are too much to send more than once."""
-    return 8 * FOLDS * sum(len(of) * n_parameters(family, k) for family, of in ridges.items()) > FOLD_LARGE
 
 
 def ridges_of(family: str, k: int) -> tuple[float, ...]:

@@ -54,7 +54,7 @@ class Stage:
     query: type[Query]
     times: int = 1
     maps: Mapping[str, int] = field(default_factory=dict)  # how many linear maps of each family one query may hold
-    folds: bool = False  # so many for each fold too; but then no Hessians
+    folds: bool = False  # so many for each fold too, of which no Hessians
 
     def takes(self, query: Query) -> bool:
         """Whether the query is of this kind, and holds no more."""
@@ -63,7 +63,7 @@ class Stage:
             if isinstance(part, FoldMap):
                 held.update((part.family, fold) for fold in part.at)
             elif isinstance(part, Points):
-                if (part.family, part.fold) in held or (self.folds and part.curvature != "none"):
+                if (part.family, part.fold) in held or (part.fold != ALL and part.curvature != "none"):
                     return False
                 held[part.family, part.fold] = len(part.at)
         allowed = (ALL, *range(FOLDS)) if self.folds else (ALL,)
