@@ -34,7 +34,7 @@ from fedcal.transport.flower.records import (
     pack_scaler,
     record_of,
 )
-from fedcal.transport.flower.server import ALL_NODES, Cost, Nodes, noised_measures
+from fedcal.transport.flower.server import ALL_NODES, Cost, Nodes
 
 
 class SecureRounds:
@@ -99,7 +99,7 @@ class SecureRounds:
         self.nodes.end(took_part, cost)
         if server.privacy:
             whole = sum_of(_arrays(total, like)[VALUES] for total in totals.values())
-            return noised_measures(server, server.privacy, query, whole, len(took_part))
+            return self.nodes.noised_measures(server, server.privacy, query, whole, len(took_part))
         return add_up(measured_of(ALL_NODES, _arrays(total, like), k, n_bins) for total in totals.values())
 
     def report(self) -> dict[str, Any]:

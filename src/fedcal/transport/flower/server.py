@@ -17,7 +17,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from fedcal.base.words import plain
 from fedcal.errors import FedCalError
 from fedcal.exact.private_queries import VALUES, Measure
 from fedcal.exact.queries import sum_of
@@ -26,7 +25,7 @@ from fedcal.measure.views import POOLED, Measured, add_up
 from fedcal.protocol import Privacy, Reply, Request, Server
 from fedcal.protocol.checks import FAR, check_bytes, check_reply, of_others, outliers
 from fedcal.protocol.wire import pack_request, unpack_reply
-from fedcal.transport.flower.grid import ask
+from fedcal.transport.flower.grid import ask, error_of
 from fedcal.transport.flower.measured import unpack_measured
 from fedcal.transport.flower.records import (
     DATA,
@@ -61,6 +60,7 @@ class Nodes:
         self.earlier: dict[int, str] = {}  # names that nodes had before this server was started again: for faults
         self.rounds: list[dict[str, Any]] = []  # what a report says of each
         self.faults: list[dict[str, Any]] = []  # nodes that a round went on without, with the reason
+        self.nll_noise: float | None = None  # standard deviation of the noise on a NLL, where it was measured privately
         self._round = {"phase": "training", "round": 0}  # the one that is on
         self._began = 0.0
         self._with_model: set[int] = set()  # nodes that were sent the frozen model
@@ -252,7 +252,25 @@ class Nodes:
         if not found:
             return Measured({})
         total = sum_of(reply.content[VALUES] for reply in found.values())
-        return noised_measures(server, privacy, query, total, len(found))
+        return self.noised_measures(server, privacy, query, total, len(found))
+
+    def noised_measures(
+        self, server: Server, privacy: Privacy, query: Measure, total: np.ndarray, nodes: int
+    ) -> Measured:
+        """Return what nodes measured within the privacy budget, from the total of their replies.
+
+        Every view has its own noise. Where the fit has left probabilities as they are, the global scaler's view is that of
+        the model as it is: two draws of noise would show a difference that is none.
+        """
+        noised = privacy.at_server(query, {VALUES: total}, nodes)
+        server.ledger.spent += privacy.cost(query)
+        noise = query.most * float(noised["noise"])  # on a summed NLL, which travels in units of the most that counts
+        tallies = [noised_tally(losses, table, query.k, noise) for losses, table in query.read(noised[VALUES])]
+        by_view = dict(zip(VIEWS, tallies, strict=True))
+        if "fallback" in server.fit.params:
+            by_view["local"] = by_view["uncal"]
+        self.nll_noise = noise / max(by_view["uncal"].n, 1)
+        return Measured({view: {ALL_NODES: tally} for view, tally in by_view.items()})
 
     def evaluate(
         self,
@@ -303,7 +321,7 @@ class Nodes:
         """
         contents = {node: {REQUEST: record} for node, record in requests.items()}
         cost = {"up": 0, "down": 0, "model_down": 0}
-        until = time.monotonic() + timeout
+        began = time.monotonic()
 
         def with_model(nodes: Iterable[int]) -> dict[int, Records]:
             return {node: contents[node] | {MODEL: model} for node in nodes}
@@ -312,14 +330,14 @@ class Nodes:
             messages = [Message(RecordDict(dict(one)), node, MessageType.TRAIN) for node, one in contents.items()]
             cost["down"] += sum(size([one[REQUEST]]) for one in contents.values())
             cost["model_down"] += sum(size([one[MODEL]]) for one in contents.values() if MODEL in one)
-            replies = ask(grid, messages, max(1.0, until - time.monotonic()))
+            replies = ask(grid, messages, max(1.0, began + timeout - time.monotonic()))
             by_node = {reply.metadata.src_node_id: reply for reply in replies}
             found = {}
             for node in contents:
                 if node not in by_node:
-                    self.blame(node, f"no reply within {timeout:.0f} s")
+                    self.blame(node, f"no reply within {time.monotonic() - began:.0f} s")
                 elif by_node[node].has_error():
-                    self.blame(node, plain(f"error: {by_node[node].error.reason}"))
+                    self.blame(node, error_of(by_node[node]))
                 else:
                     found[node] = take_out(by_node[node].content)
                     cost["up"] += size(found[node].values())
@@ -356,12 +374,3 @@ def far_losses(losses: Mapping[int, float]) -> dict[int, str]:
 def _lost_logits(records: Records) -> bool:
     reply = records.get(REPLY)
     return reply is not None and bool(reply.get("missing", False))
-
-
-def noised_measures(server: Server, privacy: Privacy, query: Measure, total: np.ndarray, nodes: int) -> Measured:
-    """Return what nodes measured within the privacy budget, from the total of their replies."""
-    noised = privacy.at_server(query, {VALUES: total}, nodes)
-    server.ledger.spent += privacy.cost(query)
-    noise = query.most * float(noised["noise"])  # on a summed NLL, which travels in units of the most that counts
-    tallies = [noised_tally(losses, table, query.k, noise) for losses, table in query.read(noised[VALUES])]
-    return Measured({view: {ALL_NODES: tally} for view, tally in zip(VIEWS, tallies, strict=True)})

@@ -23,7 +23,6 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcal.base.labels import check_classes
 from fedcal.base.store import finite, write_json
-from fedcal.base.words import plain
 from fedcal.data.samples import name_columns
 from fedcal.errors import FedCalError
 from fedcal.measure.views import Measured
@@ -33,7 +32,7 @@ from fedcal.protocol import Privacy, Scaler, Server
 from fedcal.protocol.wire import pack_request
 from fedcal.transport.flower.checkpoint import Checkpoint
 from fedcal.transport.flower.checks import WEIGHT, bad_metrics, bad_models
-from fedcal.transport.flower.grid import PatientGrid, TooFewNodes
+from fedcal.transport.flower.grid import PatientGrid, TooFewNodes, error_of, is_gone
 from fedcal.transport.flower.records import REQUEST, Phase, Records, record_of, size, take_out
 from fedcal.transport.flower.secure import SecureRounds
 from fedcal.transport.flower.server import Nodes
@@ -176,6 +175,8 @@ class CalibratedStrategy(Strategy):
 
         rounds = self.secure or self.nodes
         nodes = rounds.calibrate(grid, self.server, nodes, arrays, limit, after_round)
+        if self.checkpoint:
+            self.checkpoint.save_measuring(self.nodes)
         self.measured = rounds.measure(grid, self.server, nodes, arrays, limit, self.n_bins)
         if not self.measured.clients:
             reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.nodes.faults}))
@@ -283,8 +284,12 @@ class CalibratedStrategy(Strategy):
             for view, title in (("uncal", "before calibration"), ("global", "one scaler for all"))
         ]
         own, how = found["own"], "all nodes together" if self.secure else "means over nodes"
-        last = f"{'personal scalers':20s} accuracy {own['accuracy']:6.1%}  NLL {own['nll']:.3f}  ({how})"
-        return "\n".join([*lines, last])
+        lines.append(f"{'personal scalers':20s} accuracy {own['accuracy']:6.1%}  NLL {own['nll']:.3f}  ({how})")
+        if (noise := self.nodes.nll_noise) is not None:
+            lines.append(f"all of it noised for privacy: each NLL by a standard deviation of {noise:.3g}")
+        if self.server.privacy and "fallback" in self.server.fit.params:
+            lines.append("no map gained more than noise alone can: the one scaler for all changes nothing")
+        return "\n".join(lines)
 
     def report(self) -> dict[str, Any]:
         """Return who took part in what, who did not and why, what it cost, and what privacy it kept."""
@@ -306,7 +311,11 @@ class CalibratedStrategy(Strategy):
             "rounds": self.nodes.rounds,
             "bytes_up": ledger.total_up,
             "bytes_down": ledger.total_down,
-            "privacy": privacy.report(ledger.spent) | {"fallback": "fallback" in self.server.fit.params}
+            "privacy": {
+                **privacy.report(ledger.spent),
+                "fallback": "fallback" in self.server.fit.params,
+                "nll_noise": self.nodes.nll_noise,
+            }
             if privacy
             else None,
             "node_privacy": self.server.private,
@@ -364,15 +373,17 @@ class CalibratedStrategy(Strategy):
     def _blame_the_silent(self, replies: dict[int, Message]) -> None:
         """Log nodes that sent an error, or nothing.
 
-        A node that let the time run out is left out of the next round; the second time, of two.
+        A node that let the time run out, or that Flower has given up, is left out of the next round; the second time, of two.
         """
         for node in sorted(self._asked):
-            if node not in replies:
+            reply = replies.get(node)
+            if reply is None or is_gone(reply):
                 self._silences[node] += 1
                 self._back[node] = self._round + 1 + self._silences[node]
+            if reply is None:
                 self.nodes.blame(node, "no reply in time")
-            elif replies[node].has_error():
-                self.nodes.blame(node, plain(f"error: {replies[node].error.reason}"))
+            elif reply.has_error():
+                self.nodes.blame(node, error_of(reply))
 
     def _wait(self, grid: Grid, wanted: int) -> list[int]:
         """The nodes that are there, once they are as many as wanted or patience is over; at least one."""
