@@ -260,6 +260,53 @@ def test_a_client_tells_nothing_of_too_few_held_out_samples():
     assert float(server.scaler.params["set_counts"][0]) == 40
 
 
+def by_policy(spec, k, samples, policy):
+    """The scaler of clients that all have a policy."""
+    server = Server(spec, k)
+    clients = {str(i): Client(server.plan.method, *one, policy=policy) for i, one in enumerate(samples)}
+    while (request := server.request) is not None:
+        server.receive({name: client.reply(request) for name, client in clients.items()})
+    return server.scaler
+
+
+def test_rare_classes_of_clients_with_a_policy_have_a_threshold_in_common():
+    """Twenty sites hold out 20 samples each: two classes are common, six are rare at every site and shown by none."""
+    prior = [0.35, 0.35, *[0.05] * 6]
+    sites = [site(100, 8, seed, prior, scale=0.7) for seed in range(20)]
+    scaler = by_policy("fed-ts:alpha=0.1,coverage=class", 8, sites, Policy())
+    counts = scaler.params["set_counts"]
+    assert len(counts) == 9 and counts.sum() > 360 and (counts[:2] > 60).all() and (counts[2:8] < 9).all()
+    assert counts[8] > 60
+    x, y = site(20_000, 8, 99, prior, scale=0.7)
+    with pytest.warns(
+        FedCalWarning, match=r"^6 classes with fewer than 9 .*\(columns 2, 3, 4, 5, 6, …\): with a thresh"
+    ):
+        sets = scaler.predict_set(x)
+    rare = y >= 2
+    for chosen, n in ((y == 0, counts[0]), (y == 1, counts[1]), (rare, counts[8])):
+        rank = math.ceil((n + 1) * 0.9)
+        low, high = (betabinom.ppf(q, chosen.sum(), rank, n + 1 - rank) / chosen.sum() for q in (0.001, 0.999))
+        assert low <= covered(sets, y)[chosen].mean() <= high + 0.01  # bins, and the class's own few samples
+    assert sets.mean() < 0.9
+    curve = scaler.params["set_thresholds"]
+    assert (np.diff(curve, axis=0) <= 0).all() and (curve[:, 2:].std(1) < 0.01).all()
+
+
+def test_a_class_in_every_set_and_one_that_shares_a_threshold_are_said_apart():
+    """At a level that even all rare samples are too few for, every rare class is in every set."""
+    prior = [0.45, 0.45, *[0.025] * 4]
+    scaler = by_policy(
+        "fed-ts:coverage=class", 6, [site(150, 6, seed, prior) for seed in range(3)], Policy(min_count=3)
+    )
+    counts = scaler.params["set_counts"]
+    assert counts[2:].sum() < 99 and counts[6] > 4
+    x, _ = site(50, 6, 7)
+    with pytest.warns(FedCalWarning, match="in every set"):
+        assert scaler.predict_set(x, 0.01)[:, 2:].all()
+    with pytest.warns(FedCalWarning, match="^4 classes .*: with a threshold in common$"):
+        scaler.predict_set(x, 0.2)
+
+
 DAMAGES = {
     "set_thresholds": [
         lambda t: t[:50],
