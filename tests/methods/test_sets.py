@@ -176,6 +176,11 @@ def test_alpha_out_of_range_is_one_line(alpha, clients):
     ("method", "options", "words"),
     [
         ("avg-t", {"alpha": 0.1}, "'alpha' is of conformal sets, which need a method that adds sums, as fedcal-plus"),
+        (
+            "fed-ts",
+            {"alpha": 0.1, "fit_on": "train"},
+            "fed-ts: .* samples that the model was not trained on: leave out fit_on",
+        ),
         ("fed-ts", {"coverage": "all"}, "unknown coverage 'all': choose from marginal, class, site"),
         ("fed-ts", {"score": "softmax"}, "unknown score 'softmax': choose from lac, aps, raps"),
         ("fed-ts", {"coverage": "site", "confidence": 1.0}, "confidence must be below 1"),
@@ -305,6 +310,17 @@ def test_a_class_in_every_set_and_one_that_shares_a_threshold_are_said_apart():
         assert scaler.predict_set(x, 0.01)[:, 2:].all()
     with pytest.warns(FedCalWarning, match="^4 classes .*: with a threshold in common$"):
         scaler.predict_set(x, 0.2)
+
+
+def test_more_than_ten_thousand_held_out_samples():
+    """A count of samples is no parameter that a policy bounds."""
+    scaler = by_policy("fed-ts:coverage=site", 3, [site(26_000, 3, seed) for seed in range(2)], Policy())
+    assert scaler.params["set_counts"] == [10_400]
+    params = {name: value for name, value in scaler.params.items() if name != "set_spread"}
+    client = Client(scaler.method, *site(100, 3, 0), policy=Policy())
+    for odd in (-1.0, 1e30):
+        with pytest.raises(FedCalError, match="numbers of samples"):
+            client.reply(Request("f", 1, SiteSpread(params | {"set_counts": np.array([odd])})))
 
 
 DAMAGES = {

@@ -33,6 +33,7 @@ from fedcal.exact.stages import choose_map, fit_linear, fit_prior_shift, start
 from fedcal.methods.fed_linear import first_stage
 from fedcal.methods.fedcal_plus import FedCalPlus, choose_family, personal_shift, too_few
 from fedcal.methods.method import Additive, Method, Stage, option
+from fedcal.methods.sets import WithSets
 
 PLUS = FedCalPlus()
 
@@ -134,6 +135,8 @@ def with_features_of(method: Method, d: int) -> Method:
     Raises:
         FedCalError: it was told another number before.
     """
+    if isinstance(method, WithSets) and method.takes == "features":
+        return replace(method, inner=with_features_of(method.inner, d))
     if not isinstance(method, FedHead):
         return method
     if method.features not in (0, d):

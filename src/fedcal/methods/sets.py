@@ -86,14 +86,32 @@ class WithSets(Additive):
     @classmethod
     def of(cls, inner: Additive, sets: Sets) -> WithSets:
         """Make it of a method, whose name and schedule it takes over."""
-        if inner.takes == "features":
-            raise FedCalError(f"{inner.name} makes no conformal sets: leave alpha out, or choose fedcal-plus")
+        if inner.fit_on == "train":
+            raise FedCalError(
+                "conformal sets need samples that the model was not trained on: leave out fit_on, or alpha"
+            )
         same = ("name", "summary", "schedule", "rounds", "logits_of", "fit_on", "average")
         return cls(inner=inner, sets=sets, **{name: getattr(inner, name) for name in same})
 
     @property
     def leaves(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - it follows from the inner method's
         return f"{self.inner.leaves}; a histogram of held-out scores"
+
+    @property
+    def takes(self) -> Literal["logits", "features"]:  # pyright: ignore[reportIncompatibleVariableOverride] - the same
+        return self.inner.takes
+
+    def width(self, n_classes: int) -> int:
+        return self.inner.width(n_classes)
+
+    def classes_of(self, width: int) -> int:
+        return self.inner.classes_of(width)
+
+    def logits(self, rows: Any) -> Any:
+        return self.inner.logits(rows)
+
+    def prepare(self, samples: Prepared) -> Prepared:
+        return self.inner.prepare(samples)
 
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
         spread = (Stage(SiteSpread),) if self.sets.coverage == "site" else ()
@@ -155,7 +173,9 @@ class WithSets(Additive):
                 scalers[PERSONAL] = personal
             for name, scaler in scalers.items():
                 scores = self._label_scores(params, scaler, held, labels)
-                found[name] = found.get(name, 0) + self._count(scores, labels, held.shape[1], samples.min_count)
+                found[name] = found.get(name, 0) + self._count(
+                    scores, labels, self.classes_of(held.shape[1]), samples.min_count
+                )
         return found
 
     def _count(self, scores: np.ndarray, labels: np.ndarray, n_classes: int, min_count: int) -> np.ndarray:
@@ -198,11 +218,12 @@ class WithSets(Additive):
         if labels is None:
             found, held = self.inner.personal(scaler, memory, logits, None), (logits[:0], np.zeros(0, np.int64))
         else:
-            [(fitting, *held)] = _clients(Prepared(lambda: (logits, labels)))
+            [(fitting, *held)] = _clients(self.prepare(Prepared(lambda: (logits, labels))))
             found = self.inner.personal(scaler, memory, *fitting)
         if self.sets.coverage == "site" and SPREAD in params:
             below, n = self._below(params, found, *held)
-            curve = np.append(self.curve(params, found)[:, 0], self.sets.edges(logits.shape[1])[-1])
+            last = self.sets.edges(self.classes_of(logits.shape[1]))[-1]
+            curve = np.append(self.curve(params, found)[:, 0], last)
             own = site_curve(below, n, float(params[COUNTS][0]), params[SPREAD], self.sets.confidence, curve)
             found = {**found, GLOBAL: own[:, None]}
         return found
@@ -218,7 +239,7 @@ class WithSets(Additive):
     def scores(self, params: Params, personal: Params, logits: Array) -> np.ndarray:
         """Return the score of every class, (N, K)."""
         if not len(logits):
-            return np.zeros(logits.shape)
+            return np.zeros((0, self.classes_of(logits.shape[1])))
         return self.sets.rule.of(
             ordered_softmax(self.apply_personal(params, personal, logits.astype(float, copy=False)))
         )
@@ -273,13 +294,14 @@ def _without_sets(params: Params) -> Params:
 def _clients(samples: Prepared) -> Iterator[tuple[tuple[Array, Array], Array, Array]]:
     """Each client's samples to fit on, and the logits and labels that it held out; none, if its policy forbids so few."""
     fitting, held = samples.split
+    rows, held_rows = fitting.scores, held.scores
     first = first_held = 0
     for n, m in zip(fitting.counts, held.counts, strict=True):
         told = slice(first_held, first_held + (m if m >= samples.fewest else 0))
         chosen = slice(first, first + n)
         yield (
-            (fitting.logits[chosen].astype(float, copy=False), fitting.labels[chosen]),
-            held.logits[told],
+            (rows[chosen].astype(float, copy=False), fitting.labels[chosen]),
+            held_rows[told],
             held.labels[told],
         )
         first, first_held = first + n, first_held + m
