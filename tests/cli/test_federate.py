@@ -129,6 +129,15 @@ def test_progress_names_what_the_federation_does(tmp_path):
     ]
 
 
+def test_a_private_fit_says_how_many_rounds_it_has_at_most():
+    text = io.StringIO()
+    with Parts(Console(file=text), quiet=False, every=0.0, clock=lambda: 0.0) as parts:
+        on_progress = follow(parts, {"training": 3, "calibration": None}, 12)
+        on_progress("calibration", 7)
+        on_progress("measuring", 0)
+    assert text.getvalue().splitlines() == ["calibration round 7  of at most 12  0.0 s", "measuring  0.0 s"]
+
+
 def test_progress_is_read_from_the_run_folder(tmp_path):
     seen = []
 

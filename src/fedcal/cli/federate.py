@@ -93,6 +93,7 @@ def federate(
     from fedcal.data import DATASETS
     from fedcal.federate import launch
     from fedcal.methods import get_method
+    from fedcal.protocol.policy import PRIVATE_ROUNDS
     from fedcal.secure import divide, threshold
     from fedcal.simulate.config import Config
     from fedcal.simulate.runs import check_folder
@@ -125,7 +126,9 @@ def federate(
             names, logs = escape(", ".join(plan.names)), escape(str(plan.flower / "logs"))
             out.print(f"{len(plan.names)} nodes ({names}); logs in {logs}", soft_wrap=True)
         totals = {"training": rounds, "calibration": None if chosen.additive else chosen.rounds}
-        launch.federate(plan, limit, resume, keep_keys, follow(parts, totals))
+        # Other exact fits take a fifth of their bound or less: it would tell nothing.
+        most = None if epsilon is None else PRIVATE_ROUNDS
+        launch.federate(plan, limit, resume, keep_keys, follow(parts, totals, most))
     if not quiet:
         tell(out_dir)
 
@@ -152,14 +155,23 @@ WORDS = {
 }
 
 
-def follow(parts: Parts, totals: dict[str, int | None]) -> Callable[[str, int], None]:
-    """Show what a federation does; returns what to call with the phase and its rounds that are done."""
+def follow(parts: Parts, totals: dict[str, int | None], most: int | None = None) -> Callable[[str, int], None]:
+    """Show what a federation does.
+
+    Args:
+        parts: of the command.
+        totals: rounds of each phase, where that is known.
+        most: calibration rounds at most, where that is near to how many there are.
+
+    Returns:
+        What to call with the phase and its rounds that are done.
+    """
     parts.begin(WORDS["starting"])
 
     def on_progress(phase: str, done: int) -> None:
         if parts.name != WORDS[phase]:
             parts.begin(WORDS[phase], totals.get(phase))
-        parts.step(done)
+        parts.step(done, f"of at most {most}" if most and phase == "calibration" else "")
 
     return on_progress
 

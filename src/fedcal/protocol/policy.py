@@ -31,6 +31,7 @@ LARGEST = 1 << 20  # bytes of a policy file
 PRIVATE_STAGES = (
     Stage(Scales), Stage(ScaleSums, 6), Stage(MatrixSums, 2), Stage(Gains), Stage(Confidences, 2), Stage(Measure)
 )  # fmt: skip
+PRIVATE_ROUNDS = sum(stage.times for stage in PRIVATE_STAGES if stage.query is not Measure)  # of a private fit at most
 FITS = 2  # a federation gets the replies of so many fits at their longest, however often it begins again
 
 
