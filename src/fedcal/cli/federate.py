@@ -126,7 +126,7 @@ def federate(
             names, logs = escape(", ".join(plan.names)), escape(str(plan.flower / "logs"))
             out.print(f"{len(plan.names)} nodes ({names}); logs in {logs}", soft_wrap=True)
         totals = {"training": rounds, "calibration": None if chosen.additive else chosen.rounds}
-        # Other exact fits take a fifth of their bound or less: it would tell nothing.
+        # Other exact fits take a third of their bound or less: it would tell nothing.
         most = None if epsilon is None else PRIVATE_ROUNDS
         launch.federate(plan, limit, resume, keep_keys, follow(parts, totals, most))
     if not quiet:

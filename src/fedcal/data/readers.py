@@ -233,9 +233,11 @@ def _plan(header: list[str], kind: What | None, others: Sequence[str]) -> Plan:
     if not at:  # a single column of two classes
         at = {header[i]: {0: i} for i in free if header[i] in KINDS}
     if not at and kind is None:
-        raise FedCalError(
-            f"columns {', '.join(header) or 'none'}: name them logit_0 … or p_0 …, or say --logits or --probs"
-        )
+        if not any(header):
+            raise FedCalError("it is empty: its first line must name the columns")
+        if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
+            raise FedCalError("its cells are not separated by commas: save it as CSV with commas")
+        raise FedCalError(f"columns {', '.join(header)}: name them logit_0 … or p_0 …, or say --logits or --probs")
     name = _choose(at or ["columns"], kind)
     columns = at.get(name, dict(enumerate(free)))
     if missing := [k for k in range(len(columns)) if k not in columns]:
@@ -282,7 +284,10 @@ def _csv(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) 
     except (OSError, ValueError, csv.Error) as error:
         if isinstance(error, FedCalError | FileNotFoundError):
             raise
-        raise FedCalError(f"cannot be read as CSV ({str(error).splitlines()[0]})") from None
+        if isinstance(error, UnicodeDecodeError):
+            raise FedCalError(f"it is not text in UTF-8 (byte {error.start}): save it as CSV in UTF-8") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        raise FedCalError(f"cannot be read as CSV ({reason})") from None
 
 
 def _line(file: IO[str], number: int) -> str:

@@ -41,9 +41,9 @@ from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods import Method
 from fedcal.methods.method import Averaged
 from fedcal.methods.sets import COUNTS, GLOBAL, NAMES, PERSONAL, SPREAD, SetScores, SiteSpread, WithSets
+from fedcal.protocol.messages import MOST_CLASSES
 
 SCALER = 2  # schema of scaler files
-MOST_CLASSES = 10**6
 LARGEST_HEAD = 1e150  # a weight of a model's last layer: times the largest feature it is still a number
 CLIENT = Text(any=True)
 SHARE = Number(0, 1.001)  # of a privacy budget; shares are added up with rounding
