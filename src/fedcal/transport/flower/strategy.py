@@ -34,6 +34,7 @@ from fedcal.transport.flower.checkpoint import Checkpoint
 from fedcal.transport.flower.checks import WEIGHT, bad_metrics, bad_models
 from fedcal.transport.flower.grid import PatientGrid, TooFewNodes, error_of, is_gone
 from fedcal.transport.flower.records import REQUEST, Phase, Records, record_of, size, take_out
+from fedcal.transport.flower.rounds import Rounds
 from fedcal.transport.flower.secure import SecureRounds
 from fedcal.transport.flower.server import Nodes
 
@@ -99,7 +100,7 @@ class CalibratedStrategy(Strategy):
         labels = () if classes is None else name_columns(check_classes(classes, n_classes))
         self._new_server = partial(Server, chosen, n_classes, seed, classes=labels, privacy=privacy, robust=robust)
         self.inner, self.server, self.nodes = inner, self._new_server(), Nodes()
-        self.secure = SecureRounds(self.nodes) if secure else None
+        self.rounds, self.secure = Rounds(self.nodes), SecureRounds(self.nodes) if secure else None
         self.timeout, self.wanted, self.patience, self.n_bins = timeout, nodes, patience, n_bins
         self.folder = Path(folder) if folder else None
         self.checkpoint = Checkpoint(self.folder / "checkpoint", inner) if self.folder else None
@@ -173,7 +174,7 @@ class CalibratedStrategy(Strategy):
             if self.checkpoint:
                 self.checkpoint.save_round(self._trained, arrays, self.server, self.nodes)
 
-        rounds = self.secure or self.nodes
+        rounds = self.secure or self.rounds
         nodes = rounds.calibrate(grid, self.server, nodes, arrays, limit, after_round)
         if self.checkpoint:
             self.checkpoint.save_measuring(self.nodes)
@@ -182,7 +183,9 @@ class CalibratedStrategy(Strategy):
             reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.nodes.faults}))
             raise FedCalError(f"no node is left to measure with ({reasons}): go on from the checkpoint, or start again")
         if self.thresholds is not None:
-            self.evaluation = self.nodes.evaluate(grid, self.server, nodes, arrays, limit, self.n_bins, self.thresholds)
+            self.evaluation = self.rounds.evaluate(
+                grid, self.server, nodes, arrays, limit, self.n_bins, self.thresholds
+            )
         metrics = {f"fedcal-{key}": value for key, value in self.metrics()["global"].items()}
         result.evaluate_metrics_clientapp[num_rounds] = MetricRecord(
             {**(result.evaluate_metrics_clientapp.get(num_rounds) or {}), **metrics}
