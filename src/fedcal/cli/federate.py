@@ -76,7 +76,7 @@ def federate(
     policy: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="What nodes tell at most, as JSON or TOML (docs/deploy.md).", rich_help_panel=PRIVACY
+            metavar="FILE", help="What nodes reveal at most, as JSON or TOML (docs/deploy.md).", rich_help_panel=PRIVACY
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,

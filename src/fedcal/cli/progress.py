@@ -148,7 +148,7 @@ def _count(done: int, total: int) -> str:
 
 
 class Times(ProgressColumn):
-    """Elapsed and, if it can be told, left."""
+    """The time elapsed and, where it is known, the time left."""
 
     def render(self, task: Task) -> Text:
         elapsed, left = (task.finished_time if task.finished else task.elapsed) or 0, task.time_remaining

@@ -41,7 +41,7 @@ class Prepared:
         self._read, self._counts = read, counts
         self._latest: tuple[bool, Part] | None = None
         self.fewest = FEWEST  # samples in a fold
-        self.min_count = 1  # samples of any kind, below which nothing is told of them: a policy's
+        self.min_count = 1  # samples of any kind, a reply reveals nothing of fewer: the policy's limit
 
     @cached_property
     def _samples(self) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from fedcal.base.arrays import Array
 from fedcal.measure.reliability import LIMB, Reliability, equal_width
 from fedcal.measure.tally import FINE, Tally
 
-SHARE = 0.5  # nats per sample: a NLL that is not known better tells nothing
+SHARE = 0.5  # nats per sample: with more noise than that, a NLL says nothing
 
 
 def noised_tally(losses: Array, table: Array, k: int, noise: float = 0.0) -> Tally:

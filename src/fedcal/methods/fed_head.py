@@ -126,14 +126,14 @@ class FedHead(Additive):
 
 
 def with_features_of(method: Method, d: int) -> Method:
-    """Return the method, told how many features the model has; one that takes logits as it is.
+    """Return the method with the number of the model's features set; a method that takes logits is returned unchanged.
 
     Args:
         method: any.
         d: the number of features.
 
     Raises:
-        FedCalError: it was told another number before.
+        FedCalError: the method was made for another number of features.
     """
     if isinstance(method, WithSets) and method.takes == "features":
         return replace(method, inner=with_features_of(method.inner, d))

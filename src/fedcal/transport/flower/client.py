@@ -1,7 +1,7 @@
 """A node's side: `ClientApp(mods=[calibration_mod(logits)])` replies to what a `CalibratedStrategy` asks.
 
-An app gives one function, `logits(arrays, context, split)`, for its samples (samples.py). What a node tells is limited by its
-policy, which its config may change, and not the server.
+An app gives one function, `logits(arrays, context, split)`, for its samples (samples.py). What a node reveals is limited by
+its policy, which its config may change, and not the server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def calibration_mod(
         privacy: what leaves this node keeps to it, whatever the server asks; it counts its budget itself.
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
-        policy: what this node tells at most, `Policy()` if not given. The node's config may name a file instead
+        policy: what this node reveals at most, `Policy()` if not given. The node's config may name a file instead
             (`fedcal-policy`), and change two of its entries: `fedcal-allow-pooling`, `fedcal-min-count`.
         secure: refuse every request that does not come by secure aggregation, whatever the server says; so does
             `fedcal-secure=true` in the node's config.

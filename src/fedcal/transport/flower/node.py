@@ -182,7 +182,7 @@ class Node:
 
     @one_thread()
     def _evaluate(self) -> ConfigRecord:
-        """Sums of the test samples' scores under the global scaler: the one whose metrics this node tells."""
+        """Sums of the test samples' scores under the global scaler: the one whose metrics this node sends."""
         from fedcal.transport.flower.evaluation import node_sums
 
         plan, scaler, _ = unpack_scaler(self.data)

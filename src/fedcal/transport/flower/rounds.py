@@ -129,7 +129,7 @@ class Rounds:
     def _measured_privately(
         self, server: Server, privacy: Privacy, records: dict[int, Records], cost: Cost, n_bins: int
     ) -> Measured:
-        """What nodes measured within the privacy budget, of all nodes together: no single node's is told."""
+        """What nodes measured within the privacy budget, of all nodes together: no single node's metrics are shown."""
         query = Measure(server.plan.n_classes, 1.0, len(VIEWS), n_bins)
         request = Request(server.plan.federation, MEASURED, query, privacy)
 
@@ -164,7 +164,7 @@ class Rounds:
             nodes: those to ask.
             model: the frozen model.
             timeout: seconds that they have.
-            n_bins: as in `measure`: a node tells of one scaler, in one number of bins.
+            n_bins: as in `measure`: a node measures one scaler, with one number of bins.
             thresholds: probabilities at which decisions are made.
 
         Returns:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LONGEST = 200  # characters of a node's name
-ALL_NODES = "all nodes"  # whose metrics are told where no single node's are
+ALL_NODES = "all nodes"  # whose metrics are shown where no single node's are
 Cost = dict[str, int]  # bytes of a round over all nodes: up, down, and the model's own
 
 
@@ -106,7 +106,7 @@ class Nodes:
 
         found = self.read_each(records, reply_of)
         by_name = {self.names[node]: reply for node, reply in found.items()}
-        # Under privacy no summand is larger than another one may be, and how many there are is not told.
+        # Under privacy no summand is larger than another one may be, and how many there are stays hidden.
         far = {} if server.privacy else outliers(by_name, server.plan.method.additive, server.known)
         for node in [node for node in found if self.names[node] in far]:
             del found[node]
