@@ -57,7 +57,7 @@ def test_a_fit_that_changes_nothing_says_so(tmp_path, capsys):
     """Before and after are the same probabilities, and have the same metrics, though each view has its own noise."""
     config = config_of("digits", "fed-ts")
     with pytest.warns(FedCalWarning, match="probabilities stay as they are"):
-        strategy, _ = flower(config, grid_of(config), privacy=Privacy(2.0), folder=tmp_path)
+        strategy, _ = flower(config, grid_of(config), privacy=Privacy(0.05), folder=tmp_path)
     report = strategy.report()
     assert report["privacy"]["fallback"] and np.isnan(report["metrics"]["uncal"]["nll"])
     assert repr(report["metrics"]["global"]) == repr(report["metrics"]["uncal"])
