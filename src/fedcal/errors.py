@@ -48,8 +48,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:
 
 
 def counted(count: int, noun: str) -> str:
-    """1 round, 2 rounds."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """1 round, 2 rounds, 2 classes."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def printable(text: str) -> str:

@@ -77,3 +77,13 @@ def test_tensors_come_back(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x", {"b": torch.ones(2), "a": torch.zeros(1)}, {"x": 1})
     tensors, about = read_tensors(tmp_path / "x")
     assert list(tensors) == ["b", "a"] and about == {"x": 1}
+
+
+def test_a_folder_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    """Nor a device: as root, /dev/full would be a file from then on."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name, words in (("pipe", "a device or a pipe"), ("link", "a device or a pipe"), (".", "it is a folder")):
+        with pytest.raises(FedCalError, match=words):
+            write_bytes(tmp_path / name, b"x")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and (tmp_path / "link").is_symlink()

@@ -1,14 +1,21 @@
 """`fedcal federate`: what it would start, and what it refuses."""
 
+import io
 import os
 import re
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from fedcal.base.lock import locked
+from fedcal.cli.federate import follow
 from fedcal.cli.main import main
+from fedcal.cli.progress import Parts
+from fedcal.federate import launch
+from fedcal.federate.app.client_app import app as client_app
+from transport.flower.help import config_of, flower, grid_of
 
 
 def run(capsys, *words):
@@ -95,3 +102,55 @@ def test_nodes_get_the_policy(tmp_path, capsys):
         assert (ended.value.code or 0) == code
     said = capsys.readouterr()
     assert said.out.count(f'fedcal-policy="{policy}"') == 4 and "takes part in fed-ts only" in said.err
+
+
+def test_progress_names_what_the_federation_does(tmp_path):
+    """Also while nodes measure and the report is written, when no round is counted."""
+    text = io.StringIO()
+    steps = [
+        ("starting", 0),
+        ("training", 3),
+        ("calibration", 1),
+        ("calibration", 9),
+        ("measuring", 0),
+        ("reporting", 0),
+    ]
+    with Parts(Console(file=text), quiet=False, every=0.0, clock=lambda: 0.0) as parts:
+        on_progress = follow(parts, {"training": 3, "calibration": None})
+        for phase, done in steps:
+            on_progress(phase, done)
+    assert [line.removesuffix("  0.0 s") for line in text.getvalue().splitlines()] == [
+        "starting nodes",
+        "training round 3/3",
+        "calibration round 1",
+        "calibration round 9",
+        "measuring",
+        "writing the report",
+    ]
+
+
+def test_a_private_fit_says_how_many_rounds_it_has_at_most():
+    text = io.StringIO()
+    with Parts(Console(file=text), quiet=False, every=0.0, clock=lambda: 0.0) as parts:
+        on_progress = follow(parts, {"training": 3, "calibration": None}, 12)
+        on_progress("calibration", 7)
+        on_progress("measuring", 0)
+    assert text.getvalue().splitlines() == ["calibration round 7  of at most 12  0.0 s", "measuring  0.0 s"]
+
+
+def test_progress_is_read_from_the_run_folder(tmp_path):
+    seen = []
+
+    def app(message, context):
+        seen.append(launch.progress(tmp_path))
+        return client_app(message, context)
+
+    config = config_of("heart", "fed-ts")
+    assert launch.progress(tmp_path) == ("starting", 0)
+    flower(config, grid_of(config, app), folder=tmp_path)
+    assert launch.progress(tmp_path) == ("reporting", 0)
+    rounds = [one for one in dict.fromkeys(seen) if one[0] == "calibration"]
+    assert list(dict.fromkeys(seen)) == [
+        ("starting", 0), ("training", 1), ("training", 2), ("training", 3), *rounds, ("measuring", 0)
+    ]  # fmt: skip
+    assert rounds == [("calibration", n + 1) for n in range(len(rounds))] and len(rounds) > 2

@@ -195,11 +195,52 @@ def test_csv_whose_words_unfold(capsys: Run) -> None:
         ("\x1b[2J\x1b[31mlogit_0,\x07x,label\n1,2,0\n", "columns \\x1b[2J\\x1b[31mlogit_0, \\x07x, label"),
         ("logit_0,logit_1,label,site\n1,2,0,\x1b[2Jnorth\n", "the name of site '\\x1b[2Jnorth' cannot be shown"),
         (f"logit_0,logit_1,logit_{'9' * 5000},label\n1,2,3,0\n", "…: classes are numbered from 0"),
+        ("", "x.csv: it is empty: its first line must name the columns"),
+        ("logit_0;logit_1;label\n1;2;0\n", "its cells are not separated by commas"),
+        ("logit_0,logit_1,label\n1,nan,0\n", "row 0 holds NaN or infinity (1 such row)"),
+        ("logit_0,logit_1,logit_2,label\n1,2,3,a\n1,2,3, a\n", "1 different label for 3 columns"),
     ],
 )
 def test_tables_that_mislead(text: str, words: str, capsys: Run) -> None:
     Path("x.csv").write_text(text)
     refused(capsys, "evaluate x.csv", words)
+
+
+def test_other_encodings_are_named(capsys: Run) -> None:
+    for encoding in ("latin-1", "utf-16"):
+        Path("x.csv").write_text("logit_0,logit_1,label\n1,2,köln\n", encoding=encoding)
+        refused(capsys, "evaluate x.csv", "x.csv: it is not text in UTF-8 (byte ")
+
+
+def test_more_classes_than_messages_can_name(capsys: Run) -> None:
+    """Before, such a federation was written and could not be read again."""
+    refused(
+        capsys, "server start new --classes 1000000000 --sites a", "1000000000 classes: there may be 1000000 at most"
+    )
+    assert not (Path("new") / "federation.json").exists()
+
+
+def test_a_file_that_is_no_batch_of_a_monitor(capsys: Run) -> None:
+    assert run("monitor start scaler.safetensors --sites siteA --out monitor") == 0
+    capsys.readouterr()
+    refused(capsys, "monitor check monitor siteA.npz", "siteA.npz: not a batch of sums (")
+
+
+def test_two_classes_of_which_few_samples_are_held_out(capsys: Run) -> None:
+    """Fewer than `min_count` of one class hide the decisions; the page is written without them."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(40) % 2
+    np.savez("x.npz", logits=rng.normal(size=(40, 2)) + np.eye(2)[labels], labels=labels)
+    assert run("calibrate x.npz --out new") == 0 and Path("new/report.html").exists()
+
+
+def test_names_too_long_for_a_figure(capsys: Run) -> None:
+    """They are shown without their middle: a warning of the plotting library is an error here."""
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(60, 3)), rng.integers(3, size=60)
+    np.savez("x.npz", logits=logits, labels=labels, site=np.array(["a" * 300, "b/" * 100, "c"])[np.arange(60) % 3])
+    assert run("evaluate x.npz --report new.html") == 0
+    assert "a" * 300 in Path("new.html").read_text()  # the tables have the whole name
 
 
 def test_file_names_that_steer_a_terminal(capsys: Run) -> None:

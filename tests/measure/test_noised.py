@@ -45,3 +45,14 @@ def test_noise_of_any_size_leaves_a_tally(size):
         tally = noised_tally(losses, table, 3)
         assert 0 <= tally.correct <= tally.n and tally.correct <= tally.top3 <= tally.n and tally.nll >= 0
         assert 0 <= tally.summary()["ece"] <= 1 or not tally.n
+
+
+def test_noise_alone_is_not_taken_for_samples():
+    """Bins of nothing but noise, brought up to 0, add up to some samples; their NLL is unknown all the same."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        table = rng.normal(size=(3, 15)) * 100
+        tally = noised_tally(np.array([500.0, 10.0, 5.0]), table, 10, noise=10 * 100.0)
+        assert np.isnan(tally.nll) and tally.n > 0
+    known = noised_tally(np.array([500.0, 10.0, 5.0]), np.full((3, 15), 1000.0), 10, noise=10 * 100.0)
+    assert known.nll == 500.0

@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import fedcal
+from fedcal.base.folds import held_out
 from fedcal.errors import FedCalError
 from fedcal.exact import head_fit
 from fedcal.exact.head import HEAD, HEAD_ALL, head_curvature, head_sums
@@ -16,7 +17,8 @@ from fedcal.exact.head_samples import HeadSamples, join
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.stages import Clients
 from fedcal.methods import get_method
-from fedcal.protocol import Policy, Privacy, Scaler
+from fedcal.methods.sets import SetScores
+from fedcal.protocol import Client, Policy, Privacy, Request, Scaler, Server
 
 
 def federation(n=900, k=4, d=6, seed=0, good_head=False, scale=1.0):
@@ -309,7 +311,6 @@ BAD = {
     "leave stream out": lambda: fedcal.calibrate({"a": (X, Y)}, "fed-head", head=GIVEN_HEAD, stream=True),
     "leave probs out": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, probs=True),
     "has no private form": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, privacy=Privacy(4, 1e-5)),
-    "makes no conformal sets": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, alpha=0.1),
     "fed-ts takes logits": lambda: fedcal.calibrate([(X, Y)], "fed-ts", head=GIVEN_HEAD),
     "features=9, but the last layer takes 4": lambda: fedcal.calibrate([(X, Y)], "fed-head", head=GIVEN_HEAD, features=9),
     "no samples": lambda: fedcal.calibrate([(X[:0], Y[:0])], "fed-head", head=GIVEN_HEAD),
@@ -352,3 +353,52 @@ def test_a_policy_refuses_heads_that_no_fit_comes_to():
     ):
         with pytest.raises(FedCalError, match=words):
             check_bounds(HeadSums((Points(HEAD, -1, "none", at),), basis_given), 1.0, 3, client.samples)
+
+
+# --- conformal sets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coverage", ["marginal", "class", "site"])
+def test_sets_cover_and_their_samples_are_not_fitted_on(coverage, tmp_path):
+    """Three federations of six clients, whose heads are fitted on training samples too; on new samples."""
+    hits, total = 0, 0
+    for seed in range(3):
+        x, y, head = federation(5400, seed=seed)
+        clients, train = dealt(x[:900], y[:900], 6, seed), dealt(x[900:1200], y[900:1200], 6, seed)
+        scaler = fedcal.calibrate(clients, "fed-head", head=head, train=train, alpha=0.05, coverage=coverage)
+        sets = scaler.predict_set(x[1200:])
+        assert sets.shape == (4200, 4) and sets.any(1).all() and 0.25 < sets.mean() < 0.9
+        hits, total = hits + sets[np.arange(4200), y[1200:]].sum(), total + 4200
+        held = [held_out(scaler._logits(part, None), labels) for part, labels in clients]
+        assert scaler.params["set_counts"].sum() == sum(one.sum() for one in held)
+        kept = [(part[~out], labels[~out]) for (part, labels), out in zip(clients, held, strict=True)]
+        alone = fedcal.calibrate(kept, "fed-head", head=head, train=train)
+        assert all(np.array_equal(alone.params[name], scaler.params[name]) for name in alone.params)
+        assert np.allclose(alone.personal["3"]["shift"], scaler.personal["3"]["shift"])
+    assert 0.94 < hits / total < 0.98
+    scaler.save(tmp_path / "scaler.safetensors")
+    again = Scaler.load(tmp_path / "scaler.safetensors")
+    assert (again.predict_set(x[1200:]) == sets).all() and again.method == scaler.method
+    scaler.welcome("new", x[1200:1400], y[1200:1400])
+    assert scaler.predict_set(x[1400:], client="new").any(1).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-7])
+def test_sets_of_clients_with_a_policy(scale):
+    """Small features have large heads; and none of the samples that are held out is told apart."""
+    x, y, head = federation(1200, scale=scale)
+    rows = join(x @ head[0].T, x)
+    rows[1000:, -1] = 1.0
+    server = Server("fed-head:features=6,alpha=0.1,coverage=site", 4)
+    order = np.random.default_rng(0).permutation(1200)
+    clients = {
+        str(i): Client(server.plan.method, rows[part], y[part], policy=Policy())
+        for i, part in enumerate(np.split(order, [300, 800]))
+    }
+    while (request := server.request) is not None:
+        server.receive({name: client.reply(request) for name, client in clients.items()})
+    assert server.scaler.params["set_counts"] == pytest.approx(200, abs=3) and HEAD in server.scaler.params
+    asked = SetScores({HEAD: server.scaler.params[HEAD] * 1e9})
+    other = Client(server.plan.method, rows, y, policy=Policy())
+    with pytest.raises(FedCalError, match="a head that makes logits larger"):
+        other.reply(Request("f", 1, asked))

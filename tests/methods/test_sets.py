@@ -176,6 +176,11 @@ def test_alpha_out_of_range_is_one_line(alpha, clients):
     ("method", "options", "words"),
     [
         ("avg-t", {"alpha": 0.1}, "'alpha' is of conformal sets, which need a method that adds sums, as fedcal-plus"),
+        (
+            "fed-ts",
+            {"alpha": 0.1, "fit_on": "train"},
+            "fed-ts: .* samples that the model was not trained on: leave out fit_on",
+        ),
         ("fed-ts", {"coverage": "all"}, "unknown coverage 'all': choose from marginal, class, site"),
         ("fed-ts", {"score": "softmax"}, "unknown score 'softmax': choose from lac, aps, raps"),
         ("fed-ts", {"coverage": "site", "confidence": 1.0}, "confidence must be below 1"),
@@ -258,6 +263,64 @@ def test_a_client_tells_nothing_of_too_few_held_out_samples():
         server.receive(replies)
     assert float(replies["small"].content["set_thresholds"].sum()) == 0  # 12 are held out
     assert float(server.scaler.params["set_counts"][0]) == 40
+
+
+def by_policy(spec, k, samples, policy):
+    """The scaler of clients that all have a policy."""
+    server = Server(spec, k)
+    clients = {str(i): Client(server.plan.method, *one, policy=policy) for i, one in enumerate(samples)}
+    while (request := server.request) is not None:
+        server.receive({name: client.reply(request) for name, client in clients.items()})
+    return server.scaler
+
+
+def test_rare_classes_of_clients_with_a_policy_have_a_threshold_in_common():
+    """Twenty sites hold out 20 samples each: two classes are common, six are rare at every site and shown by none."""
+    prior = [0.35, 0.35, *[0.05] * 6]
+    sites = [site(100, 8, seed, prior, scale=0.7) for seed in range(20)]
+    scaler = by_policy("fed-ts:alpha=0.1,coverage=class", 8, sites, Policy())
+    counts = scaler.params["set_counts"]
+    assert len(counts) == 9 and counts.sum() > 360 and (counts[:2] > 60).all() and (counts[2:8] < 9).all()
+    assert counts[8] > 60
+    x, y = site(20_000, 8, 99, prior, scale=0.7)
+    with pytest.warns(
+        FedCalWarning, match=r"^6 classes with fewer than 9 .*\(columns 2, 3, 4, 5, 6, …\): with a thresh"
+    ):
+        sets = scaler.predict_set(x)
+    rare = y >= 2
+    for chosen, n in ((y == 0, counts[0]), (y == 1, counts[1]), (rare, counts[8])):
+        rank = math.ceil((n + 1) * 0.9)
+        low, high = (betabinom.ppf(q, chosen.sum(), rank, n + 1 - rank) / chosen.sum() for q in (0.001, 0.999))
+        assert low <= covered(sets, y)[chosen].mean() <= high + 0.01  # bins, and the class's own few samples
+    assert sets.mean() < 0.9
+    curve = scaler.params["set_thresholds"]
+    assert (np.diff(curve, axis=0) <= 0).all() and (curve[:, 2:].std(1) < 0.01).all()
+
+
+def test_a_class_in_every_set_and_one_that_shares_a_threshold_are_said_apart():
+    """At a level that even all rare samples are too few for, every rare class is in every set."""
+    prior = [0.45, 0.45, *[0.025] * 4]
+    scaler = by_policy(
+        "fed-ts:coverage=class", 6, [site(150, 6, seed, prior) for seed in range(3)], Policy(min_count=3)
+    )
+    counts = scaler.params["set_counts"]
+    assert counts[2:].sum() < 99 and counts[6] > 4
+    x, _ = site(50, 6, 7)
+    with pytest.warns(FedCalWarning, match="in every set"):
+        assert scaler.predict_set(x, 0.01)[:, 2:].all()
+    with pytest.warns(FedCalWarning, match="^4 classes .*: with a threshold in common$"):
+        scaler.predict_set(x, 0.2)
+
+
+def test_more_than_ten_thousand_held_out_samples():
+    """A count of samples is no parameter that a policy bounds."""
+    scaler = by_policy("fed-ts:coverage=site", 3, [site(26_000, 3, seed) for seed in range(2)], Policy())
+    assert scaler.params["set_counts"] == [10_400]
+    params = {name: value for name, value in scaler.params.items() if name != "set_spread"}
+    client = Client(scaler.method, *site(100, 3, 0), policy=Policy())
+    for odd in (-1.0, 1e30):
+        with pytest.raises(FedCalError, match="numbers of samples"):
+            client.reply(Request("f", 1, SiteSpread(params | {"set_counts": np.array([odd])})))
 
 
 DAMAGES = {

@@ -13,8 +13,7 @@ from fedcal.exact.head_samples import join
 from fedcal.exact.linear import unpack_symmetric
 from fedcal.exact.prepared import ALL
 from fedcal.exact.queries import Points
-from fedcal.methods import get_method
-from fedcal.methods.sets import SetScores, WithSets
+from fedcal.methods.sets import SetScores
 from fedcal.monitor.alternatives import calibration_sums
 from fedcal.protocol import Client, Policy, Request
 
@@ -31,42 +30,68 @@ def ask(client, query):
     return client.reply(Request(FEDERATION, client.round + 1, query)).content
 
 
-@pytest.mark.parametrize("coverage", ["marginal", "class"])
-def test_a_histogram_of_scores_shows_each_held_out_samples_score(coverage):
-    """Five held-out samples of 25: the probability of each label, to within a bin; by class also the label."""
+def scores_of(logits, labels):
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return 1 - p[np.arange(len(labels)), labels]
+
+
+def shown(client, params=None):
+    """The scores that a client's histograms show, to within a bin: one array for each histogram."""
+    told = ask(client, SetScores(params or {"temperature": np.array(1.0)}))["set_thresholds"]
+    edges = client.method.sets.edges(3)
+    middles = (edges[:-1] + edges[1:]) / 2
+    return [np.repeat(middles, row.astype(int)) for row in told]
+
+
+def test_a_histogram_of_scores_shows_each_held_out_samples_score():
+    """Five held-out samples of 25: the probability of each label, to within a bin."""
     logits, labels = samples(25)
-    method = get_method(f"fed-ts:alpha=0.1,coverage={coverage}")
-    assert isinstance(method, WithSets)
-    told = ask(Client(method, logits, labels, policy=Policy()), SetScores({"temperature": np.array(1.0)}))
-    edges = method.sets.edges(3)
-    rows, bins = np.nonzero(told["set_thresholds"])
     held = held_out(logits, labels)
-    p = np.exp(logits[held]) / np.exp(logits[held]).sum(1, keepdims=True)
-    scores = 1 - p[np.arange(FEWEST), labels[held]]
-    order = np.lexsort((scores, labels[held])) if coverage == "class" else np.argsort(scores)
-    assert ((edges[bins] < scores[order]) & (scores[order] <= edges[bins + 1])).all()
-    assert coverage == "marginal" or rows.tolist() == labels[held][order].tolist()
+    (found,) = shown(Client("fed-ts:alpha=0.1", logits, labels, policy=Policy()))
+    assert len(found) == FEWEST and np.allclose(found, np.sort(scores_of(logits[held], labels[held])), atol=0.01)
 
 
-def test_scores_under_maps_of_the_servers_choice_give_the_logits_of_a_class_of_one():
-    """A map that hides one class leaves the difference of two logits; and it may ask once per beginning, four times."""
+def test_a_class_of_few_held_out_samples_is_not_shown_by_itself():
+    """Rare classes share a histogram; one of fewer than `min_count` is not sent. What is shown is right."""
+    logits, labels = samples(200)
+    labels = np.where(labels == 0, np.arange(200) % 3, labels)  # fewer of class 0
+    held = held_out(logits, labels)
+    scores, y = scores_of(logits[held], labels[held]), labels[held]
+    counts = np.bincount(y, minlength=3).tolist()
+    assert counts[0] == min(counts) and len(set(counts)) == 3
+    first, second, third = sorted(counts)
+    for least, hidden in ((first, 0), (first + 1, 1), (second + 1, 2), (third + 1, 3)):
+        client = Client("fed-ts:coverage=class", logits, labels, policy=Policy(min_count=least))
+        *rows, rare = shown(client)
+        together = [count for count in counts if count < least]
+        assert len(together) == hidden
+        for k, row in enumerate(rows):
+            expected = np.sort(scores[y == k]) if counts[k] >= least else np.zeros(0)
+            assert len(row) == len(expected) and np.allclose(row, expected, atol=0.01)
+        assert len(rare) == (sum(together) if sum(together) >= least else 0)
+        assert all(not 0 < len(row) < least for row in (*rows, rare))
+
+
+def test_a_positive_class_of_few_held_out_samples_is_not_shown():
+    logits, labels = samples(200)
+    count = int((labels[held_out(logits, labels)] == 1).sum())
+    for least, expected in ((count, count), (count + 1, 0)):
+        (row,) = shown(Client("fed-ts:positive=1", logits, labels, policy=Policy(min_count=least)))
+        assert len(row) == expected
+
+
+def test_scores_under_maps_of_the_servers_choice_tell_nothing_of_a_class_of_one():
+    """A map that hides one class would leave the difference of two logits; it may ask once per beginning, four times."""
     logits, labels = samples(25, seed=6)
-    held = held_out(logits, labels)
-    assert (labels[held] == 0).sum() == 1
-    method = get_method("fed-matrix:alpha=0.1,coverage=class")
-    assert isinstance(method, WithSets)
-    client = Client(method, logits, labels, policy=Policy())
-    differences = []
+    assert (labels[held_out(logits, labels)] == 0).sum() == 1
+    client = Client("fed-matrix:alpha=0.1,coverage=class", logits, labels, policy=Policy())
     for hidden in (1, 2, 1, 2):
         matrix = np.eye(3, 4)
         matrix[hidden, 3] = -1e3 - client.round  # another request each time
-        counts = ask(client, SetScores({"matrix": matrix.flatten()}))["set_thresholds"][0]
-        score = method.sets.edges(3)[counts.argmax()]
-        differences.append(np.log(1 / score - 1))
-    z = logits[held & (labels == 0)][0]
-    assert np.allclose(differences, [z[0] - z[2], z[0] - z[1]] * 2, atol=0.05)
+        *rows, rare = shown(client, {"matrix": matrix.flatten()})
+        assert not any(map(len, rows)) and len(rare) == FEWEST
     with pytest.raises(FedCalError, match="more often than it needs"):
-        ask(client, SetScores({"matrix": np.eye(3, 4).flatten()}))
+        shown(client, {"matrix": np.eye(3, 4).flatten()})
 
 
 def test_a_site_with_fewer_held_out_samples_than_its_policy_wants_shows_no_score():

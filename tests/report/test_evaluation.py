@@ -73,3 +73,15 @@ def test_tables(result, tmp_path):
     assert {row["name"] for row in rows if row["set"] == "site"} == {"a", "<b>", "c"}
     with pytest.raises(FedCalError, match=r"not '\.pdf'"):
         save_tables(result, Path("x.pdf"))
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("n", [1, 4, 12])
+def test_few_samples_hide_what_a_page_shows(n, k, tmp_path):
+    """Of a page with hidden decisions, tests and counts the rest is written."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(n) % k
+    result = fedcal.evaluate([(rng.normal(size=(n, k)), labels)], min_count=5)
+    write_page(tmp_path / "page.html", result, "few")
+    page = (tmp_path / "page.html").read_text()
+    assert "None samples" not in page and "n = None" not in page

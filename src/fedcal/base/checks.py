@@ -21,7 +21,7 @@ import numpy as np
 
 from fedcal.base.arrays import Array, as_array, double, namespace
 from fedcal.base.labels import NUMBERS, as_labels, find_classes, refuse_masked, to_columns
-from fedcal.errors import FedCalError, FedCalWarning, unknown
+from fedcal.errors import FedCalError, FedCalWarning, counted, unknown
 
 SPREAD = (
     1e15  # what a logit may lie below its row's top one; squares of more, summed up, would lose all digits of the rest
@@ -96,7 +96,9 @@ def check_logits(values: Any, what: str = "logits") -> Array:
     if not math.isfinite(low) or not math.isfinite(high):
         bad = (~np.isfinite(logits)).any(1)
         row = int(bad.argmax())
-        raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity ({int(bad.sum())} such rows)")
+        raise FedCalError(
+            f"{what} must be finite: row {row} holds NaN or infinity ({counted(int(bad.sum()), 'such row')})"
+        )
     with np.errstate(over="ignore"):  # what overflows is moved up
         return logits if max(-low, high) <= SPREAD else within_spread(logits)
 

@@ -10,7 +10,7 @@ from fedcal.base.arrays import Array
 from fedcal.base.seeds import numpy_rng
 
 FOLDS = 5
-FEWEST = 5  # samples of a client in a fold: what is told of all its folds but one tells of that one too
+FEWEST = 5  # samples of a client in a fold: sums over all its folds but one reveal that one too
 ROWS = 1 << 12  # samples read at once
 
 

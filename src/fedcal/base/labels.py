@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import as_array
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, counted
 
 NUMBERS = "biuf"  # NumPy's kinds: booleans, integers, floating point
 
@@ -92,7 +92,7 @@ def find_classes(labels: Iterable[np.ndarray], n_classes: int, classes: Any = No
     if found.dtype.kind == "U":
         if len(found) != n_classes:
             raise FedCalError(
-                f"{len(found)} different labels for {n_classes} columns: "
+                f"{counted(len(found), 'different label')} for {n_classes} columns: "
                 f"use 0..{n_classes - 1}, or give `classes` (--classes at the command line), the label of each column"
             )
         if all(label.isdecimal() for label in found) and sorted(found, key=int) != found.tolist():

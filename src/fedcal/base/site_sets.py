@@ -1,7 +1,7 @@
 """Thresholds for one site: its own curve, shrunk towards the federation's.
 
 Where a set covers the share F of the other sites' samples, it covers some other share G of this site's. Sites are
-taken as drawn from one population: G ~ Beta(κ F, κ (1 − F)), where κ tells how alike the sites are. A site with n
+taken as drawn from one population: G ~ Beta(κ F, κ (1 − F)), where κ says how alike the sites are. A site with n
 samples, c of them covered, has Beta(κ F + c, κ (1 − F) + n − c): an average of federation and site, with the weights
 κ and n. F is known from m samples only, which makes G as uncertain as a smaller κ would: 1 / (κ' + 1) = 1 / (κ + 1) +
 κ / ((κ + 1) (m + 1)). The site's threshold is the lowest at which G ≥ 1 − α with the wanted probability. κ is not

@@ -29,7 +29,14 @@ def write_bytes(path: Path, data: bytes, private: bool = False) -> None:
         data: its content.
         private: whether nobody but this user may read it, nor look into folders that are made for it: for files that hold
             samples, what follows from few of them, or keys.
+
+    Raises:
+        FedCalError: where it cannot be written, or is a folder, a device or a pipe, which a file must not replace.
     """
+    if path.is_dir():
+        raise FedCalError(f"cannot write {path}: it is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise FedCalError(f"cannot write {path}: it is a device or a pipe; name a file")
     try:
         make_folder(path.parent, private)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.")
@@ -165,7 +172,7 @@ def read_tensors(path: Path) -> tuple[Params, dict[str, Any]]:
         return unpack(data)
     except FedCalError as error:
         raise FedCalError(
-            f"{path} is damaged or not a file of fedcal's ({error}): delete it, or use another folder"
+            f"{path} is damaged or not a file of fedcal's ({error}): give another one, or move it away"
         ) from None
 
 

@@ -107,7 +107,7 @@ def server_merge(
     parts: Annotated[list[Path], typer.Argument(metavar="PART...", help="Scalers that sites have finished and sent.")],
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")],
 ) -> None:
-    """Put sites' personal parts into one scaler file, where sites agree: such a part tells of their label distribution."""
+    """Put sites' personal parts into one scaler file, where sites agree: such a part reveals their label distribution."""
     from fedcal.transport.files import merge
 
     sites = ", ".join(merge(scaler, parts, out_file))
@@ -129,7 +129,7 @@ def client_reply(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What this site tells at most, as JSON or TOML (docs/deploy.md).",
+            help="What this site reveals at most, as JSON or TOML (docs/deploy.md).",
             rich_help_panel=ADVANCED,
         ),
     ] = None,

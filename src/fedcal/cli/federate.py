@@ -76,7 +76,7 @@ def federate(
     policy: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="What nodes tell at most, as JSON or TOML (docs/deploy.md).", rich_help_panel=PRIVACY
+            metavar="FILE", help="What nodes reveal at most, as JSON or TOML (docs/deploy.md).", rich_help_panel=PRIVACY
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
@@ -93,6 +93,7 @@ def federate(
     from fedcal.data import DATASETS
     from fedcal.federate import launch
     from fedcal.methods import get_method
+    from fedcal.protocol.policy import PRIVATE_ROUNDS
     from fedcal.secure import divide, threshold
     from fedcal.simulate.config import Config
     from fedcal.simulate.runs import check_folder
@@ -124,10 +125,12 @@ def federate(
         if not quiet:
             names, logs = escape(", ".join(plan.names)), escape(str(plan.flower / "logs"))
             out.print(f"{len(plan.names)} nodes ({names}); logs in {logs}", soft_wrap=True)
-        totals = {"training": rounds, "calibration": None if chosen.additive else chosen.rounds, "evaluation": 1}
-        launch.federate(plan, limit, resume, keep_keys, _follow(parts, totals))
+        totals = {"training": rounds, "calibration": None if chosen.additive else chosen.rounds}
+        # Other exact fits take a third of their bound or less: it would tell nothing.
+        most = None if epsilon is None else PRIVATE_ROUNDS
+        launch.federate(plan, limit, resume, keep_keys, follow(parts, totals, most))
     if not quiet:
-        _tell(out_dir)
+        tell(out_dir)
 
 
 def privacy_options(epsilon: float, delta: float, where: Any, nodes: int | None, method: Method) -> dict[str, Any]:
@@ -143,23 +146,37 @@ def privacy_options(epsilon: float, delta: float, where: Any, nodes: int | None,
     return asdict(privacy)
 
 
-def _follow(parts: Parts, totals: dict[str, int | None]) -> Callable[[dict[str, int]], None]:
-    """Progress of the nodes' rounds, by phase; gives what to call with how many of each are done."""
-    parts.begin("starting nodes")
-
-    def on_rounds(done: dict[str, int]) -> None:
-        phase = next((phase for phase in reversed(totals) if done.get(phase)), None)
-        if phase is None:
-            parts.step(0)
-            return
-        if parts.name != f"{phase} round":
-            parts.begin(f"{phase} round", totals[phase])
-        parts.step(done[phase])
-
-    return on_rounds
+WORDS = {
+    "starting": "starting nodes",
+    "training": "training round",
+    "calibration": "calibration round",
+    "measuring": "measuring",
+    "reporting": "writing the report",
+}
 
 
-def _tell(folder: Path) -> None:
+def follow(parts: Parts, totals: dict[str, int | None], most: int | None = None) -> Callable[[str, int], None]:
+    """Show what a federation does.
+
+    Args:
+        parts: of the command.
+        totals: rounds of each phase, where that is known.
+        most: calibration rounds at most, where that is near to how many there are.
+
+    Returns:
+        What to call with the phase and its rounds that are done.
+    """
+    parts.begin(WORDS["starting"])
+
+    def on_progress(phase: str, done: int) -> None:
+        if parts.name != WORDS[phase]:
+            parts.begin(WORDS[phase], totals.get(phase))
+        parts.step(done, f"of at most {most}" if most and phase == "calibration" else "")
+
+    return on_progress
+
+
+def tell(folder: Path) -> None:
     """The outcome in a few lines."""
     from fedcal import report
     from fedcal.base.store import read_json
@@ -178,11 +195,12 @@ def _tell(folder: Path) -> None:
         out.print(f"\nReport: [bold]{escape(str(folder / 'report.html'))}[/bold]", soft_wrap=True)
 
 
-def _noised_metrics(found: dict[str, Any]) -> str:
+def _noised_metrics(found: dict[str, Any], noise: float) -> str:
     """Metrics of a private run; where noise hides the NLL, it hides the others too."""
     if found["nll"] is None:
         return "too few samples to tell: the noise is larger than what was measured"
-    return f"NLL {found['nll']:.3f}  ECE {found['ece']:.3f}  accuracy {found['accuracy']:.3f}  (noised)"
+    metrics = f"NLL {found['nll']:.3f} ± {noise:.3f}  ECE {found['ece']:.3f}  accuracy {found['accuracy']:.3f}"
+    return f"{metrics}  (noised; ±: its standard deviation)"
 
 
 def _tell_privately(about: dict[str, Any]) -> None:
@@ -191,7 +209,8 @@ def _tell_privately(about: dict[str, Any]) -> None:
     print(
         f"differential privacy, {spent['where']}: ε = {spent['epsilon']:.3g}, δ = {spent['delta']:g} of each {spent['unit']}"
     )
-    for view, name in (("uncal", "before"), ("global", "after")):
-        print(f"{name:6s} {_noised_metrics(metrics[view])}")
     if spent["fallback"]:
-        print("no map gained more than the noise can feign: probabilities stay as they are")
+        print("no map gained more than noise alone can: probabilities stay as they are")
+    views = {"uncal": "before and after" if spent["fallback"] else "before", "global": "after"}
+    for view in list(views)[: 1 if spent["fallback"] else 2]:
+        print(f"{views[view]:6s} {_noised_metrics(metrics[view], spent['nll_noise'])}")

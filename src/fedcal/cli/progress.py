@@ -88,8 +88,7 @@ class Parts:
         )
         if not self.quiet and not self.console.is_terminal and (say or self.clock() - self.said >= self.every):
             self.said = self.clock()
-            of = f"{done}/{self.total}" if self.total else f"{done}"
-            words = [f"{self.name} {of}", text, self._times()]
+            words = [" ".join(filter(None, (self.name, _count(done, self.total)))), text, self._times()]
             self.console.print(escape(printable("  ".join(word for word in words if word))), soft_wrap=True)
 
     def over(self, name: str, samples: Mapping[str, Value], size: Callable[[Value], int]) -> Mapping[str, Value]:
@@ -137,14 +136,19 @@ class Counting(Mapping[str, Value]):
 
 
 class Counted(ProgressColumn):
-    """3/30, or 3 where nobody knows how many there are."""
+    """The steps that are done."""
 
     def render(self, task: Task) -> Text:
-        return Text(f"{task.completed:.0f}" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}")
+        return Text(_count(round(task.completed), round(task.total or 0)))
+
+
+def _count(done: int, total: int) -> str:
+    """3/30, or 3 where nobody knows how many there are; nothing for what is not counted, or has no step done."""
+    return f"{done}/{total}" if total else f"{done or ''}"
 
 
 class Times(ProgressColumn):
-    """Elapsed and, if it can be told, left."""
+    """The time elapsed and, where it is known, the time left."""
 
     def render(self, task: Task) -> Text:
         elapsed, left = (task.finished_time if task.finished else task.elapsed) or 0, task.time_remaining

@@ -96,7 +96,7 @@ def command_of_config() -> Callable[..., None]:
 
 
 def _options_of_config() -> Iterator[inspect.Parameter]:
-    """One option for each field of Config. The default is None, so that what the user said can be told apart."""
+    """One option for each field of Config. The default is None, so that options which the user gave can be recognised."""
     hints = get_type_hints(Config)
     for entry in fields(Config):
         kinds = [k for k in get_args(hints[entry.name]) or (hints[entry.name],) if k is not type(None)]

@@ -25,7 +25,8 @@ from fedcal.base.arrays import Array
 from fedcal.base.checks import as_logits, check_labels, check_labels_alone, check_shown, look_like_probs
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import MOST_BYTES, write_bytes
-from fedcal.data.readers import KINDS, Kind, pyarrow, read_content
+from fedcal.data.columns import KINDS, Kind
+from fedcal.data.readers import pyarrow, read_content
 from fedcal.errors import FedCalError, unknown
 
 

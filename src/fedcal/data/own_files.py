@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.limits import MOST_BYTES
+from fedcal.data.columns import FEATURES
 from fedcal.data.own import PARTS
-from fedcal.data.readers import FEATURES, read_arrays, read_content
+from fedcal.data.readers import read_arrays, read_content
 from fedcal.errors import FedCalError
 
 SUFFIXES = (".npz", ".csv", ".parquet")

@@ -1,4 +1,4 @@
-"""A table of scores in a .npz, .csv or .parquet, as arrays: which columns hold what follows from their names alone.
+"""A table of scores in a .npz, .csv or .parquet, as arrays.
 
 Sizes are looked at before data: a small file may claim, or unfold to, more than any machine's memory.
 """
@@ -6,33 +6,21 @@ Sizes are looked at before data: a small file may claim, or unfold to, more than
 from __future__ import annotations
 
 import csv
-import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 
 from fedcal.base.store import MOST_BYTES, regular_size
+from fedcal.data.columns import LABELS, SITES, Kind, Plan, What, check_held, choose_scores, one_of, plan_of
 from fedcal.errors import FedCalError, unknown
 
-Kind = Literal["logits", "probs"]
-FEATURES: Literal["features"] = (
-    "features"  # of a model's input: every column but label, site and what is asked for besides
-)
-What = Literal["logits", "probs", "features"]
-LABELS = ("labels", "label")
-SITES = ("site", "sites", "client", "clients")
-NOT_SCORES = (*LABELS, *SITES, "predictions", "prediction")
-EITHER = "score"  # a score may be a probability, if the user says so
-KINDS: dict[str, Kind] = {"logits": "logits", "logit": "logits", EITHER: "logits"}
-KINDS |= dict.fromkeys(("probs", "prob", "p", "probabilities", "probability"), "probs")
-COLUMN = re.compile(rf"({'|'.join(KINDS)})_([0-9]+)")
 LONGEST_LINE = 1 << 24  # characters
 AS_TEXT = 8  # how many bytes of text, at most, may stand for one of a number in memory
 
@@ -105,42 +93,11 @@ def check_size(n_bytes: int, most_bytes: int) -> None:
         )
 
 
-def _choose(names: Iterable[str], kind: Kind | None, others: Sequence[str] = ()) -> str:
-    """The one array that holds the scores."""
-    names = [name for name in names if name not in (*NOT_SCORES, *others)]
-    known = [name for name in names if name in KINDS]
-    fitting = (
-        [name for name in known if kind in (None, KINDS[name]) or name == EITHER] if known else names if kind else []
-    )
-    if len(fitting) == 1:
-        return fitting[0]
-    found = ", ".join(names) or "nothing else"
-    if len(fitting) > 1:
-        raise FedCalError(f"which of {found} is meant? Leave one, or say --logits or --probs")
-    if known:
-        raise FedCalError(f"--{kind} is said, but the file has {found}: rename that, or leave the option out")
-    raise FedCalError(f"neither logits nor probs, but {found}: rename that, or say --logits or --probs")
-
-
-def _one_of(names: Sequence[str], found: Iterable[str]) -> str | None:
-    """The one of several names for the same thing that a file uses."""
-    held = [name for name in found if name in names]
-    if len(held) > 1:
-        raise FedCalError(f"{' and '.join(held)} are one thing: leave one of them")
-    return held[0] if held else None
-
-
-def _check_held(others: Sequence[str], found: Sequence[str]) -> None:
-    for name in others:
-        if name not in found:
-            raise unknown("column", name, found)
-
-
 def _npz(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) -> Content:
     with _archive(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
-        _check_held(others, names)
-        name, labels, sites = _choose(names, kind, others), _one_of(LABELS, names), _one_of(SITES, names)
+        check_held(others, names)
+        name, labels, sites = choose_scores(names, kind, others), one_of(LABELS, names), one_of(SITES, names)
         wanted = [one for one in dict.fromkeys((name, labels, sites, *others)) if one is not None]
         check_size(sum(_array_bytes(archive, one) for one in wanted), most_bytes)
         arrays = {one: _array(archive, one) for one in wanted}
@@ -200,70 +157,11 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
-    """Which columns of a table to take."""
-
-    name: str
-    scores: list[int]  # in the order of classes
-    label: int | None
-    site: int | None
-    others: dict[str, int]
-
-    @property
-    def besides(self) -> list[int]:
-        """The columns that hold no scores."""
-        return [i for i in dict.fromkeys((self.label, self.site, *self.others.values())) if i is not None]
-
-
-def _plan(header: list[str], kind: What | None, others: Sequence[str]) -> Plan:
-    at: dict[str, dict[int, int]] = {}
-    free = [i for i, name in enumerate(header) if name not in (*NOT_SCORES, *others)]
-    if len(set(header)) < len(header):
-        raise FedCalError("two columns have one name: name them apart")
-    if kind == FEATURES:
-        return _plan_of_features(header, [name for name in others if name in header])
-    _check_held(others, header)
-    for i in free:
-        if match := COLUMN.fullmatch(header[i]):
-            if len(match[2]) > 9:
-                raise FedCalError(f"column {header[i][:40]}…: classes are numbered from 0")
-            numbered = at.setdefault(match[1], {})
-            if (other := numbered.setdefault(int(match[2]), i)) != i:
-                raise FedCalError(f"columns {header[other]} and {header[i]} are of one class: leave one of them")
-    if not at:  # a single column of two classes
-        at = {header[i]: {0: i} for i in free if header[i] in KINDS}
-    if not at and kind is None:
-        raise FedCalError(
-            f"columns {', '.join(header) or 'none'}: name them logit_0 … or p_0 …, or say --logits or --probs"
-        )
-    name = _choose(at or ["columns"], kind)
-    columns = at.get(name, dict(enumerate(free)))
-    if missing := [k for k in range(len(columns)) if k not in columns]:
-        raise FedCalError(f"column {name}_{missing[0]} is missing: classes are numbered from 0")
-    label, site = (_one_of(names, header) for names in (LABELS, SITES))
-    return Plan(
-        name,
-        [columns[k] for k in range(len(columns))],
-        None if label is None else header.index(label),
-        None if site is None else header.index(site),
-        {one: header.index(one) for one in others},
-    )
-
-
-def _plan_of_features(header: list[str], others: Sequence[str]) -> Plan:
-    label, site = (_one_of(names, header) for names in (LABELS, SITES))
-    free = [i for i, name in enumerate(header) if name not in (label, site, *others)]
-    if not free:
-        raise FedCalError(f"columns {', '.join(header) or 'none'}: there is no feature among them")
-    at_label, at_site = (None if name is None else header.index(name) for name in (label, site))
-    return Plan(FEATURES, free, at_label, at_site, {one: header.index(one) for one in others})
-
-
 def _csv(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) -> Content:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
             header = [name.strip() for name in next(csv.reader([_line(file, 1)]), [])]
-            plan, start = _plan(header, kind, others), file.tell()
+            plan, start = plan_of(header, kind, others), file.tell()
             rows = _count_rows(file, len(header))
             check_size(rows * 8 * (len(plan.scores) + len(plan.besides)), most_bytes)
             warnings.simplefilter("ignore")  # of a file without rows
@@ -282,7 +180,10 @@ def _csv(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) 
     except (OSError, ValueError, csv.Error) as error:
         if isinstance(error, FedCalError | FileNotFoundError):
             raise
-        raise FedCalError(f"cannot be read as CSV ({str(error).splitlines()[0]})") from None
+        if isinstance(error, UnicodeDecodeError):
+            raise FedCalError(f"it is not text in UTF-8 (byte {error.start}): save it as CSV in UTF-8") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        raise FedCalError(f"cannot be read as CSV ({reason})") from None
 
 
 def _line(file: IO[str], number: int) -> str:
@@ -328,7 +229,7 @@ def _parquet(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[st
     try:
         schema, about = parquet.read_schema(path), parquet.read_metadata(path)
         header = list(schema.names)
-        plan = _plan(header, kind, others)
+        plan = plan_of(header, kind, others)
         texts = [header[i] for i in plan.besides if _is_text(arrow, schema.field(i).type)]
         for i in (*plan.scores, *plan.besides):
             of = schema.field(i).type

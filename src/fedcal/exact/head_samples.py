@@ -18,7 +18,7 @@ import numpy as np
 from fedcal.base.arrays import Array
 from fedcal.base.folds import FOLDS
 from fedcal.exact.head import HEAD, Block, apply_head, blocks_of
-from fedcal.exact.prepared import ALL, Chunk, FoldMap, Part, Prepared
+from fedcal.exact.prepared import ALL, Chunk, FoldMap, Part, Prepared, count_parts
 
 SOME = 256  # samples by which the size of a head's logits is judged
 TRAINED = -2  # the fold of a training sample: no fit leaves it out
@@ -79,6 +79,17 @@ class HeadSamples(Prepared):
             return [len(self.labels)]
         trained = self.rows.logits[:, -1] > 0
         return [len(part) - int(part.sum()) for part in np.split(trained, np.cumsum(counts)[:-1])]
+
+    def _chosen(self, chosen: Array, fitting: bool) -> HeadSamples:
+        """Some of the samples to calibrate on; training samples are among those to fit on."""
+        calibrating, trained = self._split
+        kept = np.zeros(len(self.rows.labels), bool)
+        kept[calibrating] = chosen
+        kept[trained] = fitting
+        rows = Prepared(lambda: (self.rows.logits[kept], self.rows.labels[kept]), count_parts(kept, self.rows.counts))
+        part = HeadSamples(rows, self.d)
+        part.fewest, part.min_count = self.fewest, self.min_count
+        return part
 
     @cached_property
     def features(self) -> Array:

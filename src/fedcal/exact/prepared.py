@@ -41,7 +41,7 @@ class Prepared:
         self._read, self._counts = read, counts
         self._latest: tuple[bool, Part] | None = None
         self.fewest = FEWEST  # samples in a fold
-        self.min_count = 1  # samples of any kind, below which nothing is told of them: a policy's
+        self.min_count = 1  # samples of any kind, a reply reveals nothing of fewer: the policy's limit
 
     @cached_property
     def _samples(self) -> tuple[Array, Array]:
@@ -76,14 +76,13 @@ class Prepared:
     def split(self) -> tuple[Prepared, Prepared]:
         """The samples to fit on, and those that are held out for conformal sets; each client's are split apart."""
         ends = np.cumsum(self.counts)[:-1]
-        pairs = zip(np.split(self.logits, ends), np.split(self.labels, ends), strict=True)
-        held = np.concatenate([held_out(logits, labels) for logits, labels in pairs])
-        counts = [int(part.sum()) for part in np.split(held, ends)]
-        fitting = [whole - part for whole, part in zip(self.counts, counts, strict=True)]
-        return self._rows(~held, fitting), self._rows(held, counts)
+        pairs = zip(np.split(self.scores, ends), np.split(self.labels, ends), strict=True)
+        held = np.concatenate([held_out(scores, labels) for scores, labels in pairs])
+        return self._chosen(~held, fitting=True), self._chosen(held, fitting=False)
 
-    def _rows(self, chosen: Array, counts: list[int]) -> Prepared:
-        part = Prepared(lambda: (self.logits[chosen], self.labels[chosen]), counts)
+    def _chosen(self, chosen: Array, fitting: bool) -> Prepared:
+        """Some of the samples: those to fit on, or those that are held out."""
+        part = Prepared(lambda: (self.logits[chosen], self.labels[chosen]), count_parts(chosen, self.counts))
         part.fewest = self.fewest
         return part
 
@@ -92,6 +91,11 @@ class Prepared:
         if self._latest is None or self._latest[0] != folded:
             self._latest = folded, Part(self, folded)
         return self._latest[1]
+
+
+def count_parts(chosen: Array, counts: list[int]) -> list[int]:
+    """How many samples of each client are chosen."""
+    return [int(part.sum()) for part in np.split(chosen, np.cumsum(counts)[:-1])]
 
 
 @dataclass(frozen=True)

@@ -212,13 +212,27 @@ def _listens(address: str) -> bool:
         return False
 
 
-def rounds_done(folder: Path) -> dict[str, int]:
-    """How many rounds of each phase (`training`, `calibration`, `evaluation`) a running federation has done."""
+def progress(folder: Path) -> tuple[str, int]:
+    """Say how far a running federation has come.
+
+    Args:
+        folder: its run folder.
+
+    Returns:
+        What it does now (`starting`, `training`, `calibration`, `measuring` or `reporting`), and of training and calibration
+        how many rounds are done.
+    """
+    if (folder / "federation.json").exists():
+        return "reporting", 0
     try:
         log = read_json(folder / "checkpoint" / "log.json")
-    except FedCalError:  # it has not begun, or is done
-        return {}
-    return dict(Counter(one["phase"] for one in log["rounds"]))
+    except FedCalError:  # it has not begun
+        return "starting", 0
+    if log.get("measuring"):
+        return "measuring", 0
+    done = Counter(one["phase"] for one in log["rounds"])
+    phase = next((phase for phase in ("calibration", "training") if done[phase]), "starting")
+    return phase, done[phase]
 
 
 def federate(
@@ -226,7 +240,7 @@ def federate(
     timeout: float,
     resume: bool = False,
     keep_keys: bool = False,
-    on_rounds: Callable[[dict[str, int]], None] = lambda done: None,
+    on_progress: Callable[[str, int], None] = lambda phase, done: None,
 ) -> None:
     """Start a federation, run it, and stop it. The run folder then holds scaler, results and report.
 
@@ -235,7 +249,7 @@ def federate(
         timeout: seconds that the run may take.
         resume: go on from the checkpoint in the run folder.
         keep_keys: leave certificates and keys in the folder.
-        on_rounds: called about once a second with the rounds of each phase that are done.
+        on_progress: called about once a second with what `progress` says.
 
     Raises:
         FedCalError: where the run did not finish.
@@ -247,7 +261,7 @@ def federate(
         clear(plan.folder)
     prepare(plan)
     with federation(plan, keep_keys) as processes:
-        code = processes.call("run", plan.run(), timeout, lambda: on_rounds(rounds_done(plan.folder)))
+        code = processes.call("run", plan.run(), timeout, lambda: on_progress(*progress(plan.folder)))
     done = (
         "federation.json" if plan.options.get("privacy") else "results.json"
     )  # a private run has no results by client

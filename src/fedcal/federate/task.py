@@ -117,7 +117,7 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     spec, classes = spec_of(strategy.server.plan.method), len(state.classes)
     if (
         strategy.server.privacy
-    ):  # results name clients and their label counts; the strategy has written what may be told
+    ):  # results name clients and their label counts; the strategy has written what may be shown
         strategy.scaler.save(folder / "scalers" / f"{file_name(spec)}.safetensors")
         return
     here = [client for client in state.clients if client.name in strategy.report()["measured_by"]]

@@ -10,7 +10,7 @@ from fedcal.base.arrays import Array
 from fedcal.measure.reliability import LIMB, Reliability, equal_width
 from fedcal.measure.tally import FINE, Tally
 
-SHARE = 0.5  # nats per sample: a NLL that is not known better tells nothing
+SHARE = 0.5  # nats per sample: with more noise than that, a NLL says nothing
 
 
 def noised_tally(losses: Array, table: Array, k: int, noise: float = 0.0) -> Tally:
@@ -38,7 +38,8 @@ def noised_tally(losses: Array, table: Array, k: int, noise: float = 0.0) -> Tal
         n=n,
         correct=correct,
         top3=min(max(round(third), correct), n),
-        nll=max(nll, 0.0) if noise <= SHARE * n else math.nan,
+        # By the sum with its noise: bins that are raised to 0 would make samples of noise alone.
+        nll=max(nll, 0.0) if noise <= SHARE * max(float(table[0].sum()), 0.0) else math.nan,
         brier=min(max(brier, 0.0), 2.0 * n),
         confidence=float(confidence.sum() * 2.0**-LIMB),
         reliability=Reliability(edges, count, hits, *limbs),

@@ -33,6 +33,7 @@ from fedcal.exact.stages import choose_map, fit_linear, fit_prior_shift, start
 from fedcal.methods.fed_linear import first_stage
 from fedcal.methods.fedcal_plus import FedCalPlus, choose_family, personal_shift, too_few
 from fedcal.methods.method import Additive, Method, Stage, option
+from fedcal.methods.sets import WithSets
 
 PLUS = FedCalPlus()
 
@@ -125,15 +126,17 @@ class FedHead(Additive):
 
 
 def with_features_of(method: Method, d: int) -> Method:
-    """Return the method, told how many features the model has; one that takes logits as it is.
+    """Return the method with the number of the model's features set; a method that takes logits is returned unchanged.
 
     Args:
         method: any.
         d: the number of features.
 
     Raises:
-        FedCalError: it was told another number before.
+        FedCalError: the method was made for another number of features.
     """
+    if isinstance(method, WithSets) and method.takes == "features":
+        return replace(method, inner=with_features_of(method.inner, d))
     if not isinstance(method, FedHead):
         return method
     if method.features not in (0, d):

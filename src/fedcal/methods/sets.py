@@ -86,14 +86,32 @@ class WithSets(Additive):
     @classmethod
     def of(cls, inner: Additive, sets: Sets) -> WithSets:
         """Make it of a method, whose name and schedule it takes over."""
-        if inner.takes == "features":
-            raise FedCalError(f"{inner.name} makes no conformal sets: leave alpha out, or choose fedcal-plus")
+        if inner.fit_on == "train":
+            raise FedCalError(
+                "conformal sets need samples that the model was not trained on: leave out fit_on, or alpha"
+            )
         same = ("name", "summary", "schedule", "rounds", "logits_of", "fit_on", "average")
         return cls(inner=inner, sets=sets, **{name: getattr(inner, name) for name in same})
 
     @property
     def leaves(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - it follows from the inner method's
         return f"{self.inner.leaves}; a histogram of held-out scores"
+
+    @property
+    def takes(self) -> Literal["logits", "features"]:  # pyright: ignore[reportIncompatibleVariableOverride] - the same
+        return self.inner.takes
+
+    def width(self, n_classes: int) -> int:
+        return self.inner.width(n_classes)
+
+    def classes_of(self, width: int) -> int:
+        return self.inner.classes_of(width)
+
+    def logits(self, rows: Any) -> Any:
+        return self.inner.logits(rows)
+
+    def prepare(self, samples: Prepared) -> Prepared:
+        return self.inner.prepare(samples)
 
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
         spread = (Stage(SiteSpread),) if self.sets.coverage == "site" else ()
@@ -106,13 +124,29 @@ class WithSets(Additive):
         sums = yield SetScores(params)
         edges = self.sets.edges(n_classes)
         for name, histogram in sums.items():
-            curves = [threshold_curve(row, edges) for row in histogram]
-            params = {**params, name: np.stack(curves, axis=1)}
+            params = {**params, name: self._curves(histogram, edges)}
         params[COUNTS] = sums[GLOBAL].sum(1)
         if self.sets.coverage == "site":
             likelihood = (yield SiteSpread(params))["likelihood"]
             params = {**params, SPREAD: weigh(likelihood)}
         return params
+
+    def _curves(self, histogram: np.ndarray, edges: np.ndarray) -> np.ndarray:
+        """The thresholds of summed histograms, (levels, 1 or K).
+
+        By class, the last histogram is of the samples whose class clients did not show (`_count`). A class of too few samples
+        for a level takes them in: its threshold is that of its samples and of these.
+        """
+        if self.sets.coverage != "class":
+            return np.stack([threshold_curve(row, edges) for row in histogram], axis=1)
+        *rows, rare = histogram
+        alone = np.stack([threshold_curve(row, edges) for row in rows], axis=1)
+        if not rare.any():
+            return alone
+        joined = np.stack([threshold_curve(row + rare, edges) for row in rows], axis=1)
+        counts = np.stack(rows).sum(1)
+        found = np.where(rank_of(LEVELS[:, None], counts) > counts, joined, alone)
+        return np.maximum.accumulate(found[::-1])[::-1]  # a larger share of misses never has the higher threshold
 
     def params_from(self, query: Query) -> Params:
         return self.inner.params_from(query)
@@ -131,7 +165,7 @@ class WithSets(Additive):
         return self.inner.reply(query, fitting, memory)
 
     def _histograms(self, params: Params, samples: Prepared) -> Params:
-        """Histograms of the labels' scores, (1 or K, bins): by the global scaler, and by the personal one where there is."""
+        """Histograms of the labels' scores, (1 or K + 1, bins): by the global scaler, and by the personal one if there is."""
         found: dict[str, Any] = {}
         for fitting, held, labels in _clients(samples):
             scalers: dict[str, Params] = {GLOBAL: {}}
@@ -139,15 +173,27 @@ class WithSets(Additive):
                 scalers[PERSONAL] = personal
             for name, scaler in scalers.items():
                 scores = self._label_scores(params, scaler, held, labels)
-                found[name] = found.get(name, 0) + self._count(scores, labels, held.shape[1])
+                found[name] = found.get(name, 0) + self._count(
+                    scores, labels, self.classes_of(held.shape[1]), samples.min_count
+                )
         return found
 
-    def _count(self, scores: np.ndarray, labels: np.ndarray, n_classes: int) -> np.ndarray:
+    def _count(self, scores: np.ndarray, labels: np.ndarray, n_classes: int, min_count: int) -> np.ndarray:
+        """A client's histograms. None is of fewer than `min_count` samples: it would tell scores and labels of single ones.
+
+        By class, samples of rarer classes are counted together, in one more histogram; if they are too few even so, not at
+        all.
+        """
         edges = self.sets.edges(n_classes)
+        kinds, n_kinds = np.zeros(len(labels), np.int64), 1
         if self.sets.coverage == "class":
-            return np.stack([count_scores(scores[labels == k], edges) for k in range(n_classes)]).astype(np.float64)
-        chosen = scores if self.sets.positive is None else scores[labels == self.sets.positive]
-        return count_scores(chosen, edges)[None].astype(np.float64)
+            rare = np.bincount(labels, minlength=n_classes) < min_count
+            kinds, n_kinds = np.where(rare[labels], n_classes, labels), n_classes + 1
+        elif self.sets.positive is not None:
+            kinds = np.where(labels == self.sets.positive, 0, -1)
+        rows = [scores[kinds == kind] for kind in range(n_kinds)]
+        shown = [row if len(row) >= min_count else row[:0] for row in rows]
+        return np.stack([count_scores(row, edges) for row in shown]).astype(np.float64)
 
     def _label_scores(self, params: Params, personal: Params, logits: Array, labels: Array) -> np.ndarray:
         """The score of each sample's label."""
@@ -172,11 +218,12 @@ class WithSets(Additive):
         if labels is None:
             found, held = self.inner.personal(scaler, memory, logits, None), (logits[:0], np.zeros(0, np.int64))
         else:
-            [(fitting, *held)] = _clients(Prepared(lambda: (logits, labels)))
+            [(fitting, *held)] = _clients(self.prepare(Prepared(lambda: (logits, labels))))
             found = self.inner.personal(scaler, memory, *fitting)
         if self.sets.coverage == "site" and SPREAD in params:
             below, n = self._below(params, found, *held)
-            curve = np.append(self.curve(params, found)[:, 0], self.sets.edges(logits.shape[1])[-1])
+            last = self.sets.edges(self.classes_of(logits.shape[1]))[-1]
+            curve = np.append(self.curve(params, found)[:, 0], last)
             own = site_curve(below, n, float(params[COUNTS][0]), params[SPREAD], self.sets.confidence, curve)
             found = {**found, GLOBAL: own[:, None]}
         return found
@@ -192,7 +239,7 @@ class WithSets(Additive):
     def scores(self, params: Params, personal: Params, logits: Array) -> np.ndarray:
         """Return the score of every class, (N, K)."""
         if not len(logits):
-            return np.zeros(logits.shape)
+            return np.zeros((0, self.classes_of(logits.shape[1])))
         return self.sets.rule.of(
             ordered_softmax(self.apply_personal(params, personal, logits.astype(float, copy=False)))
         )
@@ -216,16 +263,28 @@ class WithSets(Additive):
         return sets_of(self.scores(params, personal, logits), threshold)
 
     def too_few(self, params: Params, alpha: float) -> str:
-        """Return one line that says where every class is in the set, since there are too few samples; empty: nowhere."""
+        """Return one line that says where there are too few samples for a threshold, and what serves; empty: nowhere."""
         counts, level = params[COUNTS], LEVELS[level_of(alpha)]
-        short = np.flatnonzero(rank_of(level, counts) > counts)
-        if not len(short):
-            return ""
         needed = int(np.ceil(1 / level - 1 - 1e-9))
-        if self.sets.coverage == "class":
-            some = ", ".join(map(str, short[:5])) + (", …" if len(short) > 5 else "")
-            return f"{counted(len(short), 'class')} with fewer than {needed} held-out samples (columns {some}): in every set"
-        return f"{int(counts[0])} held-out samples, where alpha={alpha:g} needs {needed}: every class is in every set"
+        if self.sets.coverage != "class":
+            if rank_of(level, counts[0]) <= counts[0]:
+                return ""
+            return (
+                f"{int(counts[0])} held-out samples, where alpha={alpha:g} needs {needed}: every class is in every set"
+            )
+        (*shown, rare), lines = counts, list[str]()
+        short = np.flatnonzero(rank_of(level, np.array(shown)) > shown)
+        whole = np.array(shown)[short] + rare
+        everywhere = rank_of(level, whole) > whole
+        for columns, outcome in (
+            (short[everywhere], "in every set"),
+            (short[~everywhere], "with a threshold in common"),
+        ):
+            if len(columns):
+                some = ", ".join(map(str, columns[:5])) + (", …" if len(columns) > 5 else "")
+                what = f"{counted(len(columns), 'class')} with fewer than {needed} held-out samples"
+                lines.append(f"{what} (columns {some}): {outcome}")
+        return "; ".join(lines)
 
 
 def _without_sets(params: Params) -> Params:
@@ -235,13 +294,14 @@ def _without_sets(params: Params) -> Params:
 def _clients(samples: Prepared) -> Iterator[tuple[tuple[Array, Array], Array, Array]]:
     """Each client's samples to fit on, and the logits and labels that it held out; none, if its policy forbids so few."""
     fitting, held = samples.split
+    rows, held_rows = fitting.scores, held.scores
     first = first_held = 0
     for n, m in zip(fitting.counts, held.counts, strict=True):
         told = slice(first_held, first_held + (m if m >= samples.fewest else 0))
         chosen = slice(first, first + n)
         yield (
-            (fitting.logits[chosen].astype(float, copy=False), fitting.labels[chosen]),
-            held.logits[told],
+            (rows[chosen].astype(float, copy=False), fitting.labels[chosen]),
+            held_rows[told],
             held.labels[told],
         )
         first, first_held = first + n, first_held + m

@@ -18,7 +18,7 @@ from fedcal.base.checks import check_labels, check_whole
 from fedcal.base.codec import check_finite, pack, unpack
 from fedcal.base.schema import Exactly, Number, Record, Text, check
 from fedcal.base.store import read_bytes, write_bytes
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, counted
 from fedcal.methods import method_to_json
 from fedcal.monitor.alternatives import calibration_sums, check_sums, class_counts, n_alternatives
 from fedcal.protocol import Scaler
@@ -106,7 +106,10 @@ class Batch:
         """
         if len(data) > MOST_BYTES:
             raise FedCalError(f"{len(data)} bytes, where a batch has at most {MOST_BYTES}")
-        arrays, about = unpack(data)
+        try:
+            arrays, about = unpack(data)
+        except FedCalError as error:
+            raise FedCalError(f"not a batch of sums ({error}): write it with `fedcal monitor sums`") from None
         tensors = tensors_of(arrays)
         if about.get("kind") != KIND or about.get("schema") != SCHEMA:
             raise FedCalError("not a batch of sums: write it with `fedcal monitor sums`")
@@ -196,7 +199,8 @@ def sums_of(
     calibrated = torch.as_tensor(scaler.apply(logits, personal, probs=probs)).double()
     n, k = calibrated.shape
     if n < max(1, check_whole(min_count, "min_count", low=0)):
-        raise FedCalError(f"{site}, batch {batch}: {n} samples, and a batch needs {max(1, min_count)}: wait for more")
+        needed = max(1, min_count)
+        raise FedCalError(f"{site}, batch {batch}: {counted(n, 'sample')}, and a batch needs {needed}: wait for more")
     tensors: dict[str, Tensor] = {}
     if labels is not None:
         columns = torch.from_numpy(check_labels(labels, n, k, classes=scaler.classes or None))

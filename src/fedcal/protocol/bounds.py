@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from fedcal.base.arrays import Array
+from fedcal.base.arrays import Array, Params
 from fedcal.base.query import Query, leaves, parts
 from fedcal.errors import FedCalError
 from fedcal.exact.head import HEAD, HEAD_ALL, n_head_parameters
@@ -30,9 +30,10 @@ from fedcal.exact.queries import Points, Slope
 from fedcal.exact.stages import curvature_of
 from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods.fit import FitScaler
-from fedcal.methods.sets import SetScores, SiteSpread
+from fedcal.methods.sets import COUNTS, SetScores, SiteSpread
 
 FURTHEST = 1e4  # a calibrated logit, for a logit of the client's usual size
+MOST = 2.0**53  # samples
 ROUNDING = 1 + 1e-9
 ROWS = 1 << 14
 
@@ -59,7 +60,10 @@ def check_bounds(query: Query, size: float, n_classes: int, samples: Prepared | 
     heads = [part for part in parts(query) if isinstance(part, Points | FoldMap) and part.family in (HEAD, HEAD_ALL)]
     if heads or isinstance(query, HeadSums):
         _check_heads(query, heads, n_classes, samples)
+    elsewhere = _check_scaler(query.params, n_classes, samples) if isinstance(query, SetScores | SiteSpread) else []
     for name, leaf in leaves(query) if not heads else ():
+        if any(leaf is one for one in elsewhere):
+            continue
         largest = float(np.abs(leaf).max()) if isinstance(leaf, np.ndarray) and leaf.size else 0.0
         largest = abs(leaf) if isinstance(leaf, float) else largest
         _require(largest <= FURTHEST * max(1.0, unit), f"a number of size {largest:.3g} in {name!r}")
@@ -85,18 +89,37 @@ def check_bounds(query: Query, size: float, n_classes: int, samples: Prepared | 
 
 
 def _check_heads(query: Query, heads: list[Points | FoldMap], n_classes: int, samples: Prepared | None) -> None:
-    """Heads are measured by what they make of the client's samples: features may be of any size, and far from 0."""
-    _require(isinstance(samples, HeadSamples), "a map of features")
-    assert isinstance(samples, HeadSamples)
-    size = n_head_parameters(n_classes, samples.d)
     for part in heads:
         for t in part.at.values() if isinstance(part, FoldMap) else part.at:
-            _require(t.shape == (size,), f"head parameters of shape {tuple(t.shape)}")
-            _require(samples.largest(t) <= FURTHEST, f"a head that makes logits larger than {FURTHEST:g}")
+            _check_head(t, n_classes, samples)
         if isinstance(part, Points):
             _require(part.curvature in ("none", head_curvature_of(n_classes)), "a Hessian of a head")
     if isinstance(query, HeadSums):
-        _require(len(query.basis) <= n_directions(n_classes, samples.d), "a Hessian in more directions")
+        d = _with_features(samples).d
+        _require(len(query.basis) <= n_directions(n_classes, d), "a Hessian in more directions")
+
+
+def _check_scaler(params: Params, n_classes: int, samples: Prepared | None) -> list[Array]:
+    """Check and return those of a scaler's arrays whose numbers may be large: a head's, and counts of samples."""
+    found = [params[name] for name in (HEAD, COUNTS) if name in params]
+    if HEAD in params:
+        _check_head(params[HEAD], n_classes, samples)
+    if COUNTS in params:
+        _require(bool(((params[COUNTS] >= 0) & (params[COUNTS] <= MOST)).all()), "numbers of samples")
+    return found
+
+
+def _check_head(t: Array, n_classes: int, samples: Prepared | None) -> None:
+    """A head is measured by what it makes of the client's samples: features may be of any size, and far from 0."""
+    here = _with_features(samples)
+    _require(t.shape == (n_head_parameters(n_classes, here.d),), f"head parameters of shape {tuple(t.shape)}")
+    _require(here.largest(t) <= FURTHEST, f"a head that makes logits larger than {FURTHEST:g}")
+
+
+def _with_features(samples: Prepared | None) -> HeadSamples:
+    _require(isinstance(samples, HeadSamples), "a map of features")
+    assert isinstance(samples, HeadSamples)
+    return samples
 
 
 def _check_map(family: str, t: Array, unit: float, n_classes: int) -> None:

@@ -44,7 +44,7 @@ class Client:
         logits: (N, K), of samples that the model was not trained on.
         labels: (N,), the columns' numbers.
         privacy: kept to whatever the server asks: its budget is counted here, and what it does not cover is refused.
-        policy: what it tells at most, where the server is a stranger; None: whatever its method may ask.
+        policy: what it reveals at most, where the server is not trusted; None: whatever its method may ask.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Client:
         self.method = method
         self.samples, self.policy = samples, policy
         self.privacy = privacy or (policy.privacy if policy else None)
-        self.talk = Talk()  # what it has told, where it has a policy
+        self.talk = Talk()  # what it has replied to, where it has a policy
         self._size: float | None = None  # of its logits, once that is needed
         if self.privacy:
             self.privacy.check(self.method)
@@ -161,7 +161,7 @@ class Client:
         if self.privacy and self.spent + cost > 1 + ROUNDING:
             raise FedCalError(f"the privacy budget of ε = {privacy.epsilon:g} is used up: this client replies no more")
         sums = self._update(replace(request, query=query), {}).content
-        if self.policy and n < self.policy.min_count:  # as a client without samples does: that it has few is not told
+        if self.policy and n < self.policy.min_count:  # as a client without samples does: that it has few stays hidden
             sums = {name: np.zeros_like(value) for name, value in sums.items()}
         content = privacy.at_client(query, sums, clients)
         self.spent += cost if self.privacy else 0.0
@@ -186,11 +186,11 @@ class Client:
         return self.method.personal(contiguous(scaler.params), self.memory, logits, labels)
 
     def measure(self, federation: str, scaler: Scaler, n_bins: int) -> None:
-        """Note that the client tells how well a scaler does; its policy allows that of one scaler.
+        """Note that the client sends the metrics of a scaler; its policy allows that for one scaler only.
 
         Args:
             federation: which asks.
-            scaler: whose metrics are to be told.
+            scaler: whose metrics are sent.
             n_bins: confidence bins that are asked for.
 
         Raises:

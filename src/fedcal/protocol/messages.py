@@ -14,6 +14,7 @@ from fedcal.methods import Method
 from fedcal.protocol.privacy import Privacy
 
 MOST_SAMPLES = 10**12  # of a client
+MOST_CLASSES = 10**6
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A client's policy: what it tells a server at most, whatever the server asks. It belongs to the site, never to the server.
+"""A client's policy: what it reveals to a server at most, whatever the server asks. It belongs to the site, not the server.
 
     policy = Policy(methods=("fed-ts", "fedcal-plus:accuracy=keep"), min_count=10)
     client = Client(method, logits, labels, policy=policy)
@@ -31,12 +31,13 @@ LARGEST = 1 << 20  # bytes of a policy file
 PRIVATE_STAGES = (
     Stage(Scales), Stage(ScaleSums, 6), Stage(MatrixSums, 2), Stage(Gains), Stage(Confidences, 2), Stage(Measure)
 )  # fmt: skip
+PRIVATE_ROUNDS = sum(stage.times for stage in PRIVATE_STAGES if stage.query is not Measure)  # of a private fit at most
 FITS = 2  # a federation gets the replies of so many fits at their longest, however often it begins again
 
 
 @dataclass(frozen=True)
 class Talk:
-    """What a client remembers of the federation that it takes part in: with whom, how far, and what it has told."""
+    """What a client remembers of the federation that it takes part in: with whom, how far, and what it has replied to."""
 
     federation: str = ""
     method: str = ""  # as a spec
@@ -46,7 +47,7 @@ class Talk:
     begun: int = 0  # how often the fit began
     stage: int = 0  # the earliest stage that queries may still be of
     used: tuple[int, ...] = ()  # replies of each stage, since the fit began
-    measured: str = ""  # the digest of the scaler whose metrics it has told
+    measured: str = ""  # the digest of the scaler whose metrics it has sent
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -73,7 +74,7 @@ class Talk:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a client tells.
+    """What a client reveals at most.
 
     Args:
         methods: names of methods that it takes part in, or specs, where the options count too; empty: any method.
@@ -251,7 +252,7 @@ class Policy:
         return found
 
     def measuring(self, talk: Talk, federation: str, scaler: Scaler, n_bins: int) -> Talk:
-        """Return what the client remembers after it has told how well a scaler does; of one scaler only.
+        """Return what the client remembers after it has sent the metrics of a scaler; it does so for one scaler only.
 
         Args:
             talk: what it remembers before.
@@ -263,7 +264,7 @@ class Policy:
             What it remembers after.
 
         Raises:
-            FedCalError: where it has told that of another scaler, or too many bins are asked for.
+            FedCalError: where it has sent those of another scaler, or too many bins are asked for.
         """
         if not 1 <= n_bins <= self.max_bins:
             raise FedCalError(f"the server asks for {n_bins} bins, where this site gives at most {self.max_bins}")

@@ -9,7 +9,7 @@ parameters are. Its sum is rounded to a grid, and discrete Gaussian noise is add
                    aggregation shows nobody less than that total
 
 Neighbouring data sets: one sample more or less, at any client (unit "sample"); all samples of one client, or none of them
-(unit "client"). How many samples there are is not told either: replies declare none, and an empty client replies as well.
+(unit "client"). How many samples there are stays hidden too: replies declare none, and an empty client replies as well.
 Which clients take part is taken as public.
 
 Budget: a query that takes a share b of the budget gets noise σ = Δ / (µ √b), with Δ its bound plus what rounding adds. All

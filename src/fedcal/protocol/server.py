@@ -30,7 +30,7 @@ from fedcal.methods.method import Additive
 from fedcal.methods.robust import Robust
 from fedcal.protocol.checks import Known, check_reply, example_reply, outliers
 from fedcal.protocol.ledger import Ledger, query_bytes
-from fedcal.protocol.messages import Plan, Reply, Request
+from fedcal.protocol.messages import MOST_CLASSES, Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 from fedcal.protocol.valid import check_alike, check_params, check_server_state
@@ -66,6 +66,8 @@ class Server:
         history: bool = True,
     ) -> None:
         chosen = get_method(method) if isinstance(method, str) else method
+        if check_whole(n_classes, "n_classes", low=2) > MOST_CLASSES:
+            raise FedCalError(f"{n_classes} classes: there may be {MOST_CLASSES} at most")
         self.plan = Plan(chosen, check_whole(n_classes, "n_classes", low=2), check_whole(seed, "seed", low=0), classes)
         self.rounds = chosen.rounds if rounds is None else check_whole(rounds, "rounds", low=0)
         self.privacy, self.history = privacy, history

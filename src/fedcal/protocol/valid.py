@@ -41,9 +41,9 @@ from fedcal.exact.temperature import T_MAX, T_MIN
 from fedcal.methods import Method
 from fedcal.methods.method import Averaged
 from fedcal.methods.sets import COUNTS, GLOBAL, NAMES, PERSONAL, SPREAD, SetScores, SiteSpread, WithSets
+from fedcal.protocol.messages import MOST_CLASSES
 
 SCALER = 2  # schema of scaler files
-MOST_CLASSES = 10**6
 LARGEST_HEAD = 1e150  # a weight of a model's last layer: times the largest feature it is still a number
 CLIENT = Text(any=True)
 SHARE = Number(0, 1.001)  # of a privacy budget; shares are added up with rounding
@@ -221,9 +221,9 @@ def _check_sets(method: Method, found: Params, n_classes: int) -> None:
     needed = {GLOBAL, COUNTS, *([SPREAD] if method.sets.coverage == "site" else [])}
     if odd := sorted((needed - set(found)) | (set(found) - needed - {PERSONAL})):
         raise FedCalError(f"{odd[0]!r} {'is missing' if odd[0] in needed else 'does not belong there'}")
-    columns = n_classes if method.sets.coverage == "class" else 1
+    kinds = n_classes + 1 if method.sets.coverage == "class" else 1  # the last: classes that clients did not show
     counts = found[COUNTS]
-    if counts.shape != (columns,) or not bool(((counts >= 0) & (counts == counts.round())).all()):
+    if counts.shape != (kinds,) or not bool(((counts >= 0) & (counts == counts.round())).all()):
         raise FedCalError(f"{COUNTS!r} does not count the held-out samples")
     for name in {GLOBAL, PERSONAL} & set(found):
         _check_curve(method, name, found[name], n_classes)

@@ -24,7 +24,7 @@ from fedcal.exact.private_queries import PRIVATE_QUERIES
 from fedcal.exact.queries import Points
 from fedcal.methods import METHODS, method_from_json, method_to_json
 from fedcal.methods.sets import SET_QUERIES
-from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
+from fedcal.protocol.messages import MOST_CLASSES, MOST_SAMPLES, Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 
 SCHEMA = 2  # of all messages
@@ -34,7 +34,6 @@ TYPES: dict[str, type] = {
     for kind in (*method.may_ask, *PRIVATE_QUERIES, *SET_QUERIES, FoldMap, Points)
 }
 MOST = 10**9  # rounds
-MOST_CLASSES = 10**6
 MOST_HEADER = 16 << 20  # bytes
 DEEPEST = 8  # levels within a query: ours have four
 FEW, WORD = 32, 64  # remarks in a reply, and characters of each one's name

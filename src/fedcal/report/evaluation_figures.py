@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedcal.report.figures import ACCENT, DIAGONAL, GAP, INK, MUTED, NOISE, draw_smooth, styled
+from fedcal.report.figures import ACCENT, DIAGONAL, GAP, INK, MUTED, NOISE, draw_smooth, short_name, styled
 
 Json = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ def plot_calibration(measures: Json, title: str, before: Json | None = None, top
     ax: Axes = fig.subplots()
     draw_smooth(ax, measures, before)
     ax.set(xlabel="Confidence" if top else "Predicted", ylabel="Accuracy" if top else "Observed", aspect="equal")
-    ax.set_title(title, fontweight="bold")
+    ax.set_title(short_name(title), fontweight="bold")
     return fig
 
 
@@ -92,7 +92,7 @@ def plot_forest(
         ax.set_xticks([], minor=True)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.set_yticks(np.arange(len(rows)), [name for name, _ in rows], color=INK)
+    ax.set_yticks(np.arange(len(rows)), [short_name(name) for name, _ in rows], color=INK)
     ax.set_ylim(len(rows) - 0.45, -0.55)
     ax.grid(axis="y", visible=False)
     ax.set_title(title, fontweight="bold")

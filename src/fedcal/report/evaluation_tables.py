@@ -81,7 +81,7 @@ def tables(result: Evaluation) -> list[Table]:
     found = [
         Table(
             "Performance with 95 % intervals",
-            ["Measure", f"All sites (n = {pooled['n']})"],
+            ["Measure", "All sites" if pooled["n"] is None else f"All sites (n = {pooled['n']})"],
             [[label, cell(pooled[key], digits_of(key))] for key, label in NAMES.items() if key in pooled],
         ),
         Table(
@@ -90,12 +90,12 @@ def tables(result: Evaluation) -> list[Table]:
             [set_row(name, one) for _, name, one in sets(result)],
         ),
     ]
-    if "thresholds" in pooled:
+    if pooled.get("thresholds"):  # None where few samples hide them
         rows = [[f"{one['threshold']:g}", *(cell(one[key]) for key in AT_THRESHOLD)] for one in pooled["thresholds"]]
         found.append(
             Table("Decisions at thresholds, all sites", ["Threshold", *(NAMES[key] for key in AT_THRESHOLD)], rows)
         )
-    if "classes" in pooled:
+    if pooled.get("classes"):
         rows = [set_row(name, one) for name, one in pooled["classes"].items()]
         found.append(
             Table("Each class against the rest", ["Class", "n", "Events", *(NAMES[key] for key in SHORT)], rows)

@@ -26,6 +26,7 @@ from fedcal.report.results import BASELINE, POOLED, base_name, in_two_lines
 # One colour per meaning. The page replaces them by CSS variables, for its dark mode: see svg.py.
 INK, MUTED, GRID, PAPER = "#1d2229", "#737c88", "#dfe3e8", "#ffffff"
 ACCENT, GAP, NOISE = "#2f6fde", "#e0763a", "#b9c0c9"
+LONGEST_NAME = 32  # characters of a client's name in a figure
 ON_ACCENT = "#fefefe"  # text on a solid accent: the same in light and dark
 
 STYLE: dict[Any, Any] = {
@@ -197,7 +198,7 @@ def plot_clients(data: ClientErrors) -> tuple[Figure, Axes]:
             mean = np.nanmean(ece[y])
             ax.plot([mean, mean], [y - 0.36, y + 0.36], color=INK, linewidth=1.6)
             name = data.clients[worst]
-            text = f"client {name}" if name.isdigit() else name
+            text = f"client {name}" if name.isdigit() else short_name(name)
             spot = (ece[y, worst], y + 0.5 * jitter[worst])
             ax.annotate(text, spot, (5, 0), textcoords="offset points", va="center", fontsize=7.5, color=MUTED)
     _floor_marks(ax, np.ma.masked_invalid(floor).mean(axis=1).filled(np.nan))
@@ -298,6 +299,11 @@ def _floor_handle(label: str = "noise floor") -> Line2D:
     return Line2D([], [], color=GAP, linewidth=1.6, label=label)
 
 
+def short_name(name: str) -> str:
+    """A client's name as a figure has room for it: without its middle, if it is long."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 9]}…{name[-8:]}"
+
+
 def _largest(*arrays: np.ndarray) -> float:
     """The largest finite value; 1 if there is none, so that an empty chart still has an axis."""
     finite = np.concatenate([a[np.isfinite(a)].ravel() for a in arrays])
@@ -307,4 +313,4 @@ def _largest(*arrays: np.ndarray) -> float:
 def _sparse(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
     """Tick positions and labels: every name, or every n-th if there are more than `most`."""
     step = -(-len(names) // most)
-    return list(range(0, len(names), step)), list(names[::step])
+    return list(range(0, len(names), step)), [short_name(name) for name in names[::step]]

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedcal.base.store import write_bytes
 from fedcal.monitor.verdict import ADVICE, Action, Finding, Null, Verdict
-from fedcal.report.figures import ACCENT, GAP, INK, MUTED, styled
+from fedcal.report.figures import ACCENT, GAP, INK, MUTED, short_name, styled
 from fedcal.report.numbers import percent
 from fedcal.report.page import environment
 from fedcal.report.svg import inline
@@ -116,5 +116,5 @@ def plot_evidence(site: str, findings: Sequence[Finding], alpha: float) -> Figur
     ax.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
     ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.set(xlabel="Batches", ylabel="Evidence (powers of ten)")
-    ax.set_title(site, fontweight="bold")
+    ax.set_title(short_name(site), fontweight="bold")
     return fig

@@ -178,5 +178,5 @@ def difference(change: Difference) -> str:
     if low == high == 0:
         return "the same ECE: nothing changed on these samples"
     size = f"{abs(100 * value):.2f} points {'lower' if value < 0 else 'higher'}"
-    verdict = "not told apart" if low <= 0 <= high else "a clear difference"
+    verdict = "no clear difference" if low <= 0 <= high else "a clear difference"
     return f"ECE {size} (95 % interval of the change {100 * low:+.2f} to {100 * high:+.2f}): {verdict} on these samples"

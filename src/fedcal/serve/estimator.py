@@ -173,7 +173,9 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         """Each client's logits and labels by name, whichever way they were given."""
         if y is None and isinstance(X, Mapping | list | tuple):
             if groups is not None:
-                raise FedCalError("groups go with fit(logits, y): a list or mapping already tells the clients apart")
+                raise FedCalError(
+                    "groups go with fit(logits, y): a list or mapping already says which samples are whose"
+                )
             vars(self).pop("feature_names_in_", None)  # of an earlier fit on a table
             return name_clients(X)
         checked: Any = validate_data(self, _column(_array(X)), _array(y), dtype=[np.float64, np.float32])

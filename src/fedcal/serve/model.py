@@ -101,7 +101,8 @@ class CalibratedModel(nn.Module):
         Raises:
             FedCalError: the scaler has no sets, or alpha is out of range.
         """
-        return self.scaler.fitted.predict_set(self.model(x), alpha, self.scaler.client, probs=self.scaler.probs)
+        scores = self.scaler.rows(self.model(x))
+        return self.scaler.fitted.predict_set(scores, alpha, self.scaler.client, probs=self.scaler.probs)
 
 
 class ScalerModule(nn.Module):
@@ -116,7 +117,8 @@ class ScalerModule(nn.Module):
                 self.register_buffer(f"{prefix}_{name}", tensor(value).clone())
         self.names = {"global": list(scaler.params), "personal": list(personal)}
 
-    def forward(self, scores: Tensor) -> Tensor:
+    def rows(self, scores: Tensor) -> Tensor:
+        """Return what the scaler takes of what the model returns: the same, or for a method of features one column more."""
         if scores.ndim not in (1, 2):
             raise FedCalError(f"the model must return logits of shape (samples, classes), not {tuple(scores.shape)}")
         if self.fitted.method.takes == "features":
@@ -125,7 +127,10 @@ class ScalerModule(nn.Module):
                 raise FedCalError(
                     "the model's last layer is not the one that this scaler was fitted on: give that model"
                 )
-        columns = two_columns(scores, self.probs)
+        return scores
+
+    def forward(self, scores: Tensor) -> Tensor:
+        columns = two_columns(self.rows(scores), self.probs)
         logits = log_probs(columns) if self.probs else within_spread(columns.double())
         self.fitted.check_width(logits)
         params, personal = ({n: getattr(self, f"{part}_{n}") for n in names} for part, names in self.names.items())

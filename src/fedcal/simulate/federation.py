@@ -108,7 +108,7 @@ def assemble(
 
 
 def methods_for(config: Config, model: nn.Module) -> dict[str, Method]:
-    """The methods asked for; those that take features are told how many the model has."""
+    """The methods asked for; those that take features get the number that the model has."""
     methods = config.methods()
     if any(method.takes == "features" for method in methods.values()):
         d = last_linear(model)[1].in_features

@@ -20,7 +20,7 @@ from fedcal import FedCalError, Scaler
 from fedcal.federate import task
 from fedcal.federate.app.client_app import app as client_app
 from fedcal.transport.flower import CalibratedStrategy, calibration_mod, personal_scaler
-from fedcal.transport.flower.client import as_samples
+from fedcal.transport.flower.samples import as_samples
 from transport.flower.help import ROUNDS, config_of, distance, flower, grid_of, simulated
 
 CASES = [

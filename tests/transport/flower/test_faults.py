@@ -280,6 +280,42 @@ def test_broken_models_are_not_averaged(how, words):
     assert all(bool(torch.isfinite(v).all()) for v in arrays.to_torch_state_dict().values())
 
 
+def without_heartbeat(request, reply):
+    """What the SuperLink replies in its own name for a node that it has heard nothing of."""
+    error = Message(Error(5, "Error: Node Unavailable"), reply_to=request)
+    error.metadata.__dict__["_src_node_id"] = 1
+    return error
+
+
+@pytest.mark.parametrize("phase", ["training", "calibration"])
+def test_what_flower_says_of_a_node_is_entered_under_that_node(phase):
+    """A node that has died is no node that took too long: the reason holds no time that nobody has waited."""
+    config = config_of("heart", "fed-ts")
+    app = breaking("va", without_heartbeat, after=1 if phase == "training" else ROUNDS + 1)
+    strategy, _ = flower(config, grid_of(config, app), timeout=120.0)
+    found = [fault for fault in strategy.report()["faults"] if fault["phase"] == phase]
+    assert {(fault["name"], fault["reason"]) for fault in found} == {("va", "no sign of life: Flower has given it up")}
+
+
+def test_a_message_that_flower_does_not_take():
+    config = config_of("heart", "fed-ts")
+    grid = grid_of(config)
+    push = grid.push_messages
+    grid.push_messages = lambda messages: [
+        sent if message.metadata.dst_node_id != 4 else "" for message in messages for sent in push([message])
+    ]
+    strategy, _ = flower(config, grid, timeout=120.0)
+    reasons = {(fault["name"], fault["reason"]) for fault in strategy.report()["faults"]}
+    assert reasons == {(f"node {sorted(grid.contexts)[3]}", "error: Flower did not take the message")}
+
+
+def test_the_time_of_a_silent_node_is_the_time_that_was_waited():
+    config = config_of("heart", "fed-ts")
+    app = breaking("va", lambda request, reply: None, after=ROUNDS + 1)
+    strategy, _ = flower(config, grid_of(config, app), timeout=1.6)
+    assert [fault["reason"] for fault in strategy.report()["faults"]] == ["no reply within 2 s"]
+
+
 def test_all_nodes_wrong_is_an_error():
     config = config_of("heart", "fed-ts")
 

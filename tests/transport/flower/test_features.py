@@ -59,7 +59,7 @@ def fit(grid: LocalGrid, method: str = "fed-head", **options) -> CalibratedStrat
 
 
 @cache
-def in_memory() -> fedcal.Scaler:
+def in_memory(options: str = "") -> fedcal.Scaler:
     """The same federation without Flower: on the model's logits bit for bit, since folds follow from them."""
     whole, samples = with_features(make_model()), {}
     for i in range(NODES):
@@ -70,7 +70,7 @@ def in_memory() -> fedcal.Scaler:
             labels = torch.cat([y for _, y in batches(i, kind)]).numpy()
             parts.append((join(found[:, :K], found[:, K:], kind == "train")[::step], labels[::step]))
         samples[f"n{i}"] = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
-    return Exchange(Server(f"fed-head:features={D}", K)).run(samples)
+    return Exchange(Server(f"fed-head:features={D}{options}", K)).run(samples)
 
 
 def test_equal_to_memory_and_served_by_the_model():
@@ -90,6 +90,19 @@ def test_equal_to_memory_and_served_by_the_model():
         assert torch.allclose(served, expected.predict_proba(make_model()[:2](x)).float(), atol=1e-5)
         with pytest.raises(FedCalError, match="does not know the model's last layer: serve it by CalibratedModel"):
             strategy.scaler.predict_proba(make_model()[:2](x))
+
+
+def test_conformal_sets():
+    """The same thresholds as in memory; the model serves them."""
+    expected = in_memory(",alpha=0.1,coverage=site")
+    strategy = fit(grid_of(), features=D, alpha=0.1, coverage="site")
+    assert strategy.report()["faults"] == [] and distance(expected.params, strategy.scaler.params) == 0
+    x, y = batches(1, "held-out")[0]
+    sets = fedcal.CalibratedModel(make_model(), strategy.scaler).predict_set(x)
+    assert sets.shape == (90, K) and sets[torch.arange(90), y].float().mean() > 0.8
+    with torch.no_grad():
+        rows = torch.nn.functional.pad(with_features(make_model())(x), (0, 1))
+    assert (expected.predict_set(rows) == sets).all()
 
 
 def test_secure_aggregation_gives_the_same():

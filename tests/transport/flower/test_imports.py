@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedcal import Privacy
-from fedcal.transport.flower.client import STATE
+from fedcal.transport.flower.node import STATE
 from fedcal.transport.flower.records import DATA, MODEL, REPLY, REQUEST, data_of
 from fedcal.transport.flower.secure_node import SECRETS
 from transport.flower.help import client_app, config_of, flower, grid_of

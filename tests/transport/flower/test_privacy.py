@@ -10,8 +10,10 @@ pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'f
 
 from flwr.clientapp import ClientApp
 
-from fedcal import FedCalError
+from fedcal import FedCalError, FedCalWarning
+from fedcal.cli.federate import tell
 from fedcal.federate import task
+from fedcal.protocol.policy import PRIVATE_ROUNDS
 from fedcal.transport.flower import Privacy, calibration_mod
 
 K = 10
@@ -41,12 +43,38 @@ def test_a_private_federation_is_fitted_and_measured_within_its_budget(where):
     secure = where == "distributed"
     strategy, _ = flower(config, grid_of(config, nodes_with(own)), privacy=privacy, secure=secure)
     report = strategy.report()
-    assert report["faults"] == [] and len(report["fitted_by"]) == 3 and 8 <= report["calibration_rounds"] <= 9
+    assert (
+        report["faults"] == [] and len(report["fitted_by"]) == 3 and 8 <= report["calibration_rounds"] <= PRIVATE_ROUNDS
+    )
     assert report["privacy"]["epsilon"] == pytest.approx(300.0, rel=1e-3) and report["privacy"]["where"] == where
     assert all(list(tallies) == ["all nodes"] for tallies in strategy.measured.tallies.values())  # no single node's
     assert report["metrics"]["global"]["nll"] < report["metrics"]["uncal"]["nll"]
     told_by = {"central": set(), "local": set(report["fitted_by"]), "distributed": {"all nodes"}}
     assert set(report["node_privacy"]) == told_by[where]
+
+
+def test_a_fit_that_changes_nothing_says_so(tmp_path, capsys):
+    """Before and after are the same probabilities, and have the same metrics, though each view has its own noise."""
+    config = config_of("digits", "fed-ts")
+    with pytest.warns(FedCalWarning, match="probabilities stay as they are"):
+        strategy, _ = flower(config, grid_of(config), privacy=Privacy(0.05), folder=tmp_path)
+    report = strategy.report()
+    assert report["privacy"]["fallback"] and np.isnan(report["metrics"]["uncal"]["nll"])
+    assert repr(report["metrics"]["global"]) == repr(report["metrics"]["uncal"])
+    assert "changes nothing" in strategy.before_and_after()
+
+    tell(tmp_path)
+    said = capsys.readouterr().out
+    assert "\nafter" not in said and "before and after too few samples to tell" in said and "stay as they are" in said
+
+
+def test_a_noised_nll_comes_with_its_noise(tmp_path, capsys):
+    config = config_of("digits", "fed-ts")
+    strategy, _ = flower(config, grid_of(config), privacy=Privacy(100.0), folder=tmp_path)
+    noise = strategy.report()["privacy"]["nll_noise"]
+    assert 0 < noise < 0.5 and f"standard deviation of {noise:.3g}" in strategy.before_and_after()
+    tell(tmp_path)
+    assert capsys.readouterr().out.count(f" ± {noise:.3f}  ECE") == 2
 
 
 def test_a_node_keeps_its_own_budget():

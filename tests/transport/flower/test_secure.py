@@ -174,7 +174,7 @@ def test_a_total_that_no_samples_give_is_refused():
         if not liar or "fedcal.request" not in message.content:
             return mod(message, context, None)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedcal.transport.flower.client.Client.reply", _lie)
+            patch.setattr("fedcal.transport.flower.node.Client.reply", _lie)
             return mod(message, context, None)
 
     with pytest.raises(FedCalError, match="all nodes's reply: 'n' holds a negative count"):

@@ -61,7 +61,7 @@ def reply(
         state: the folder of what it keeps from one reply to the next; it never leaves the site.
         out: the reply; SITE-NNNN.safetensors beside the request if not given.
         probs: whether the site's file held probabilities.
-        policy: what the site tells at most; `Policy()` if not given.
+        policy: what the site reveals at most; `Policy()` if not given.
         join: whether a site that takes part in one federation joins another one too: each may ask as much.
 
     Returns:
@@ -138,7 +138,7 @@ def finish(
     else:
         personal = client.personalize(final)
     final.probs, final.personal, final.federation = probs, {site: personal}, ""
-    final.save(out, private=True)  # a personal part tells of the site's label distribution
+    final.save(out, private=True)  # a personal part reveals the site's label distribution
     return kept.exists()
 
 

@@ -28,7 +28,7 @@ FEDERATION = Record({"sites": ListOf(NAME)}, open=True)  # `plan_from_json` chec
 
 @dataclass(frozen=True)
 class ServerFolder:
-    """A federation, as its folder tells it."""
+    """A federation, read from its folder."""
 
     folder: Path
     server: Server

@@ -13,8 +13,10 @@ except ImportError:
 if TYPE_CHECKING:
     from fedcal.protocol import Privacy
     from fedcal.transport.flower.average import ExactFedAvg
-    from fedcal.transport.flower.client import calibration_mod, features_of, logits_of, personal_scaler
+    from fedcal.transport.flower.client import calibration_mod
     from fedcal.transport.flower.grid import LocalGrid
+    from fedcal.transport.flower.node import personal_scaler
+    from fedcal.transport.flower.samples import features_of, logits_of
     from fedcal.transport.flower.strategy import CalibratedStrategy
 
 __all__ = [
@@ -36,8 +38,8 @@ __getattr__, __dir__ = lazily(
         "LocalGrid": "fedcal.transport.flower.grid",
         "Privacy": "fedcal.protocol",
         "calibration_mod": "fedcal.transport.flower.client",
-        "features_of": "fedcal.transport.flower.client",
-        "logits_of": "fedcal.transport.flower.client",
-        "personal_scaler": "fedcal.transport.flower.client",
+        "features_of": "fedcal.transport.flower.samples",
+        "logits_of": "fedcal.transport.flower.samples",
+        "personal_scaler": "fedcal.transport.flower.node",
     },
 )

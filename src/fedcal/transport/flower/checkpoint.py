@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcal.base.arrays import Params
 from fedcal.base.codec import check_finite
-from fedcal.base.schema import COUNT, Anything, Exactly, ListOf, MapOf, Record, Text, check
+from fedcal.base.schema import COUNT, Anything, Exactly, ListOf, MapOf, Record, Text, Truth, check
 from fedcal.base.store import nest, read_json, read_tensors, unnest, write_json, write_tensors
 from fedcal.errors import FedCalError
 from fedcal.protocol import Server
@@ -29,7 +29,9 @@ from fedcal.transport.journal import Journal
 SCHEMA = 3
 ENTRY = Record({"phase": Exactly(("training", "calibration", "evaluation")), "round": COUNT}, open=True)
 FAULT = Record({**ENTRY.fields, "reason": Text(any=True)}, open=True)
-LOG = Record({"rounds": ListOf(ENTRY), "faults": ListOf(FAULT), "names": MapOf(Text(any=True))})
+LOG = Record(
+    {"rounds": ListOf(ENTRY), "faults": ListOf(FAULT), "names": MapOf(Text(any=True))}, optional={"measuring": Truth()}
+)
 TRAINING = Record(
     {"schema": Exactly((SCHEMA,)), "training": COUNT, "inner": MapOf(Anything()), "server": MapOf(Anything())}
 )
@@ -59,6 +61,10 @@ class Checkpoint:
         else:
             self._save_log(nodes)
             self._journal.append(server)
+
+    def save_measuring(self, nodes: Nodes) -> None:
+        """Note that the scaler is there and nodes measure: for those who watch the folder."""
+        self._save_log(nodes, measuring=True)
 
     def load(self, model: ArrayRecord, server: Server, nodes: Nodes) -> tuple[int, ArrayRecord]:
         """Bring server, nodes and strategy to where they were; where nothing is written yet, write that they begin.
@@ -103,9 +109,9 @@ class Checkpoint:
         """Delete the folder: the run is done."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _save_log(self, nodes: Nodes) -> None:
+    def _save_log(self, nodes: Nodes, measuring: bool = False) -> None:
         names = {str(node): name for node, name in (nodes.earlier | nodes.names).items()}
-        log = {"rounds": nodes.rounds, "faults": nodes.faults, "names": names}
+        log = {"rounds": nodes.rounds, "faults": nodes.faults, "names": names, "measuring": measuring}
         write_json(self.folder / "log.json", log, private=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedcal.base.words import plain
 from fedcal.errors import FedCalError
 
 try:  # since Flower 1.38
@@ -17,7 +18,7 @@ try:  # since Flower 1.38
 except ImportError:
     TaskIdentity = None
 
-CLIENT_APP_RAISED = 2  # Flower's code of a ClientApp that raised
+CLIENT_APP_RAISED, NODE_UNAVAILABLE = 2, 5  # Flower's codes: of a ClientApp that raised, of a node without heartbeats
 ASKED_AGAIN = 3  # times at most that a strategy asks for the nodes unless it waits for more
 LONGEST = 12 * 3600.0  # seconds that Flower keeps a message
 
@@ -79,18 +80,39 @@ def ask(grid: Grid, messages: list[Message], timeout: float, pause: float = 0.5)
         pause: seconds between two looks for replies.
 
     Returns:
-        The replies that came in time.
+        The replies that came in time. Errors that Flower itself replies with, such as for a node that is gone, come from the
+        node that they are about.
     """
-    waiting = {sent for sent in grid.push_messages(messages) if sent}
-    replies: list[Message] = []
-    until = time.monotonic() + timeout
+    # Flower gives no id of a message that it does not take, and no ids at all where they are too large for it.
+    pushed = zip(grid.push_messages(messages), messages, strict=False)
+    nodes = {sent: message.metadata.dst_node_id for sent, message in pushed if sent}
+    lost = [message for message in messages if message.metadata.dst_node_id not in nodes.values()]
+    replies = [Message(Error(0, "Flower did not take the message"), reply_to=message) for message in lost]
+    waiting, until = set(nodes), time.monotonic() + timeout
     while waiting and time.monotonic() < until:
-        found = list(grid.pull_messages(waiting))
-        replies += found
-        waiting -= {reply.metadata.reply_to_message_id for reply in found}
+        for reply in grid.pull_messages(waiting):
+            about = reply.metadata.reply_to_message_id
+            if reply.has_error() and about in nodes:
+                reply.metadata.__dict__["_src_node_id"] = nodes[about]
+            replies.append(reply)
+            waiting.discard(about)
         if waiting:
             time.sleep(pause)
     return replies
+
+
+def is_gone(reply: Message) -> bool:
+    """Return whether the reply is Flower's, and says that the node has sent no heartbeat for too long."""
+    return reply.has_error() and reply.error.code == NODE_UNAVAILABLE
+
+
+def error_of(reply: Message) -> str:
+    """Return what an error says, in one line.
+
+    Args:
+        reply: one that has an error.
+    """
+    return "no sign of life: Flower has given it up" if is_gone(reply) else plain(f"error: {reply.error.reason}")
 
 
 class LocalGrid(Grid):

@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation: calibrate and measure as `Nodes` does, from the totals of groups alone.
+"""The server's side of secure aggregation: calibrate and measure as `Rounds` does, from the totals of groups alone.
 
 A node that falls away is not asked again, and the fit goes on with those that are left. It does not begin again, as it does
 without secure aggregation: the first request would then be answered by the same nodes with and without that one, and the
@@ -34,7 +34,8 @@ from fedcal.transport.flower.records import (
     pack_scaler,
     record_of,
 )
-from fedcal.transport.flower.server import ALL_NODES, Cost, Nodes, noised_measures
+from fedcal.transport.flower.rounds import noised_measures
+from fedcal.transport.flower.server import ALL_NODES, Cost, Nodes
 
 
 class SecureRounds:
@@ -59,7 +60,7 @@ class SecureRounds:
         timeout: float,
         after_round: Callable[[], None],
     ) -> list[int]:
-        """Run calibration rounds until the server has its scaler; see `Nodes.calibrate`."""
+        """Run calibration rounds until the server has its scaler; see `Rounds.calibrate`."""
         groups = divide([str(node) for node in nodes])
         names = [f"group {i}" for i in range(1, len(groups) + 1)] if len(groups) > 1 else [ALL_NODES]
         self.groups = {name: Group(group) for name, group in zip(names, groups, strict=True)}
@@ -85,7 +86,7 @@ class SecureRounds:
     def measure(
         self, grid: Grid, server: Server, nodes: list[int], model: ArrayRecord, timeout: float, n_bins: int
     ) -> Measured:
-        """Send the final scaler to nodes, and receive the total of what they measure; see `Nodes.measure`."""
+        """Send the final scaler to nodes, and receive the total of what they measure; see `Rounds.measure`."""
         self.nodes.begin("evaluation", server.ledger.rounds)
         k = server.plan.n_classes
         one = np.eye(1, k)
@@ -99,7 +100,7 @@ class SecureRounds:
         self.nodes.end(took_part, cost)
         if server.privacy:
             whole = sum_of(_arrays(total, like)[VALUES] for total in totals.values())
-            return noised_measures(server, server.privacy, query, whole, len(took_part))
+            return noised_measures(self.nodes, server, server.privacy, query, whole, len(took_part))
         return add_up(measured_of(ALL_NODES, _arrays(total, like), k, n_bins) for total in totals.values())
 
     def report(self) -> dict[str, Any]:

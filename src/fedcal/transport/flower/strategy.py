@@ -23,7 +23,6 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcal.base.labels import check_classes
 from fedcal.base.store import finite, write_json
-from fedcal.base.words import plain
 from fedcal.data.samples import name_columns
 from fedcal.errors import FedCalError
 from fedcal.measure.views import Measured
@@ -33,8 +32,9 @@ from fedcal.protocol import Privacy, Scaler, Server
 from fedcal.protocol.wire import pack_request
 from fedcal.transport.flower.checkpoint import Checkpoint
 from fedcal.transport.flower.checks import WEIGHT, bad_metrics, bad_models
-from fedcal.transport.flower.grid import PatientGrid, TooFewNodes
+from fedcal.transport.flower.grid import PatientGrid, TooFewNodes, error_of, is_gone
 from fedcal.transport.flower.records import REQUEST, Phase, Records, record_of, size, take_out
+from fedcal.transport.flower.rounds import Rounds
 from fedcal.transport.flower.secure import SecureRounds
 from fedcal.transport.flower.server import Nodes
 
@@ -100,7 +100,7 @@ class CalibratedStrategy(Strategy):
         labels = () if classes is None else name_columns(check_classes(classes, n_classes))
         self._new_server = partial(Server, chosen, n_classes, seed, classes=labels, privacy=privacy, robust=robust)
         self.inner, self.server, self.nodes = inner, self._new_server(), Nodes()
-        self.secure = SecureRounds(self.nodes) if secure else None
+        self.rounds, self.secure = Rounds(self.nodes), SecureRounds(self.nodes) if secure else None
         self.timeout, self.wanted, self.patience, self.n_bins = timeout, nodes, patience, n_bins
         self.folder = Path(folder) if folder else None
         self.checkpoint = Checkpoint(self.folder / "checkpoint", inner) if self.folder else None
@@ -174,14 +174,18 @@ class CalibratedStrategy(Strategy):
             if self.checkpoint:
                 self.checkpoint.save_round(self._trained, arrays, self.server, self.nodes)
 
-        rounds = self.secure or self.nodes
+        rounds = self.secure or self.rounds
         nodes = rounds.calibrate(grid, self.server, nodes, arrays, limit, after_round)
+        if self.checkpoint:
+            self.checkpoint.save_measuring(self.nodes)
         self.measured = rounds.measure(grid, self.server, nodes, arrays, limit, self.n_bins)
         if not self.measured.clients:
             reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.nodes.faults}))
             raise FedCalError(f"no node is left to measure with ({reasons}): go on from the checkpoint, or start again")
         if self.thresholds is not None:
-            self.evaluation = self.nodes.evaluate(grid, self.server, nodes, arrays, limit, self.n_bins, self.thresholds)
+            self.evaluation = self.rounds.evaluate(
+                grid, self.server, nodes, arrays, limit, self.n_bins, self.thresholds
+            )
         metrics = {f"fedcal-{key}": value for key, value in self.metrics()["global"].items()}
         result.evaluate_metrics_clientapp[num_rounds] = MetricRecord(
             {**(result.evaluate_metrics_clientapp.get(num_rounds) or {}), **metrics}
@@ -283,8 +287,12 @@ class CalibratedStrategy(Strategy):
             for view, title in (("uncal", "before calibration"), ("global", "one scaler for all"))
         ]
         own, how = found["own"], "all nodes together" if self.secure else "means over nodes"
-        last = f"{'personal scalers':20s} accuracy {own['accuracy']:6.1%}  NLL {own['nll']:.3f}  ({how})"
-        return "\n".join([*lines, last])
+        lines.append(f"{'personal scalers':20s} accuracy {own['accuracy']:6.1%}  NLL {own['nll']:.3f}  ({how})")
+        if (noise := self.nodes.nll_noise) is not None:
+            lines.append(f"all of it noised for privacy: each NLL by a standard deviation of {noise:.3g}")
+        if self.server.privacy and "fallback" in self.server.fit.params:
+            lines.append("no map gained more than noise alone can: the one scaler for all changes nothing")
+        return "\n".join(lines)
 
     def report(self) -> dict[str, Any]:
         """Return who took part in what, who did not and why, what it cost, and what privacy it kept."""
@@ -306,7 +314,11 @@ class CalibratedStrategy(Strategy):
             "rounds": self.nodes.rounds,
             "bytes_up": ledger.total_up,
             "bytes_down": ledger.total_down,
-            "privacy": privacy.report(ledger.spent) | {"fallback": "fallback" in self.server.fit.params}
+            "privacy": {
+                **privacy.report(ledger.spent),
+                "fallback": "fallback" in self.server.fit.params,
+                "nll_noise": self.nodes.nll_noise,
+            }
             if privacy
             else None,
             "node_privacy": self.server.private,
@@ -364,15 +376,17 @@ class CalibratedStrategy(Strategy):
     def _blame_the_silent(self, replies: dict[int, Message]) -> None:
         """Log nodes that sent an error, or nothing.
 
-        A node that let the time run out is left out of the next round; the second time, of two.
+        A node that let the time run out, or that Flower has given up, is left out of the next round; the second time, of two.
         """
         for node in sorted(self._asked):
-            if node not in replies:
+            reply = replies.get(node)
+            if reply is None or is_gone(reply):
                 self._silences[node] += 1
                 self._back[node] = self._round + 1 + self._silences[node]
+            if reply is None:
                 self.nodes.blame(node, "no reply in time")
-            elif replies[node].has_error():
-                self.nodes.blame(node, plain(f"error: {replies[node].error.reason}"))
+            elif reply.has_error():
+                self.nodes.blame(node, error_of(reply))
 
     def _wait(self, grid: Grid, wanted: int) -> list[int]:
         """The nodes that are there, once they are as many as wanted or patience is over; at least one."""

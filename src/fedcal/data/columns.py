@@ -1,0 +1,134 @@
+"""Which columns of a table, or arrays of a .npz, hold scores, labels and sites: that follows from their names alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from fedcal.errors import FedCalError, unknown
+
+Kind = Literal["logits", "probs"]
+FEATURES: Literal["features"] = (
+    "features"  # of a model's input: every column but label, site and what is asked for besides
+)
+What = Literal["logits", "probs", "features"]
+LABELS = ("labels", "label")
+SITES = ("site", "sites", "client", "clients")
+NOT_SCORES = (*LABELS, *SITES, "predictions", "prediction")
+EITHER = "score"  # a score may be a probability, if the user says so
+KINDS: dict[str, Kind] = {"logits": "logits", "logit": "logits", EITHER: "logits"}
+KINDS |= dict.fromkeys(("probs", "prob", "p", "probabilities", "probability"), "probs")
+COLUMN = re.compile(rf"({'|'.join(KINDS)})_([0-9]+)")
+
+
+def choose_scores(names: Iterable[str], kind: Kind | None, others: Sequence[str] = ()) -> str:
+    """Return the name of the array that holds the scores.
+
+    Args:
+        names: of the file's arrays.
+        kind: what the user says that it holds.
+        others: arrays that are no scores, whatever their names.
+
+    Raises:
+        FedCalError: where it is none of them, or could be several.
+    """
+    names = [name for name in names if name not in (*NOT_SCORES, *others)]
+    known = [name for name in names if name in KINDS]
+    fitting = (
+        [name for name in known if kind in (None, KINDS[name]) or name == EITHER] if known else names if kind else []
+    )
+    if len(fitting) == 1:
+        return fitting[0]
+    found = ", ".join(names) or "nothing else"
+    if len(fitting) > 1:
+        raise FedCalError(f"which of {found} is meant? Leave one, or say --logits or --probs")
+    if known:
+        raise FedCalError(f"--{kind} is said, but the file has {found}: rename that, or leave the option out")
+    raise FedCalError(f"neither logits nor probs, but {found}: rename that, or say --logits or --probs")
+
+
+def one_of(names: Sequence[str], found: Iterable[str]) -> str | None:
+    """Return the one of several names for the same thing that a file uses; None where it uses none."""
+    held = [name for name in found if name in names]
+    if len(held) > 1:
+        raise FedCalError(f"{' and '.join(held)} are one thing: leave one of them")
+    return held[0] if held else None
+
+
+def check_held(others: Sequence[str], found: Sequence[str]) -> None:
+    """Refuse a file that lacks a column which is asked for."""
+    for name in others:
+        if name not in found:
+            raise unknown("column", name, found)
+
+
+class Plan(NamedTuple):
+    """Which columns of a table to take."""
+
+    name: str
+    scores: list[int]  # in the order of classes
+    label: int | None
+    site: int | None
+    others: dict[str, int]
+
+    @property
+    def besides(self) -> list[int]:
+        """The columns that hold no scores."""
+        return [i for i in dict.fromkeys((self.label, self.site, *self.others.values())) if i is not None]
+
+
+def plan_of(header: list[str], kind: What | None, others: Sequence[str]) -> Plan:
+    """Return which columns of a table to take.
+
+    Args:
+        header: the names of its columns.
+        kind: what columns of other names are; FEATURES: a table of features.
+        others: further columns to take.
+
+    Raises:
+        FedCalError: where a column is missing or doubled, or the names do not say what is meant.
+    """
+    at: dict[str, dict[int, int]] = {}
+    free = [i for i, name in enumerate(header) if name not in (*NOT_SCORES, *others)]
+    if len(set(header)) < len(header):
+        raise FedCalError("two columns have one name: name them apart")
+    if kind == FEATURES:
+        return _features_plan(header, [name for name in others if name in header])
+    check_held(others, header)
+    for i in free:
+        if match := COLUMN.fullmatch(header[i]):
+            if len(match[2]) > 9:
+                raise FedCalError(f"column {header[i][:40]}…: classes are numbered from 0")
+            numbered = at.setdefault(match[1], {})
+            if (other := numbered.setdefault(int(match[2]), i)) != i:
+                raise FedCalError(f"columns {header[other]} and {header[i]} are of one class: leave one of them")
+    if not at:  # a single column of two classes
+        at = {header[i]: {0: i} for i in free if header[i] in KINDS}
+    if not at and kind is None:
+        if not any(header):
+            raise FedCalError("it is empty: its first line must name the columns")
+        if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
+            raise FedCalError("its cells are not separated by commas: save it as CSV with commas")
+        raise FedCalError(f"columns {', '.join(header)}: name them logit_0 … or p_0 …, or say --logits or --probs")
+    name = choose_scores(at or ["columns"], kind)
+    columns = at.get(name, dict(enumerate(free)))
+    if missing := [k for k in range(len(columns)) if k not in columns]:
+        raise FedCalError(f"column {name}_{missing[0]} is missing: classes are numbered from 0")
+    label, site = (one_of(names, header) for names in (LABELS, SITES))
+    return Plan(
+        name,
+        [columns[k] for k in range(len(columns))],
+        None if label is None else header.index(label),
+        None if site is None else header.index(site),
+        {one: header.index(one) for one in others},
+    )
+
+
+def _features_plan(header: list[str], others: Sequence[str]) -> Plan:
+    label, site = (one_of(names, header) for names in (LABELS, SITES))
+    free = [i for i, name in enumerate(header) if name not in (label, site, *others)]
+    if not free:
+        raise FedCalError(f"columns {', '.join(header) or 'none'}: there is no feature among them")
+    at_label, at_site = (None if name is None else header.index(name) for name in (label, site))
+    return Plan(FEATURES, free, at_label, at_site, {one: header.index(one) for one in others})
