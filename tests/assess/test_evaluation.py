@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import fedcal
 from fedcal import FedCalError
 from fedcal.assess.evaluation import SiteSums
-from fedcal.assess.sums import all_thresholds
 from scores import classes, draw
 
 
@@ -131,7 +130,7 @@ def test_errors_of_calibrated_classes_reach_down_to_zero():
 
 def test_many_classes_need_little_memory():
     z, y = classes(200, 300)
-    parts = [SiteSums.of(torch.from_numpy(z), torch.from_numpy(y), {}, all_thresholds([0.5])).total]
+    parts = [SiteSums.of(torch.from_numpy(z), torch.from_numpy(y), {}, [0.5]).total]
     assert sum(part.moments.nbytes for part in parts) < 8e6
 
 
@@ -152,7 +151,7 @@ def test_a_site_does_not_send_small_groups():
     x, y = draw(100)
     logits = torch.stack([torch.zeros(100, dtype=torch.float64), torch.from_numpy(x)], dim=1)
     groups = {"sex": np.array(["x"] * 3 + ["f"] * 40 + ["m"] * 57)}
-    sent = SiteSums.of(logits, torch.from_numpy(y), groups, all_thresholds([0.5]), min_count=5)
+    sent = SiteSums.of(logits, torch.from_numpy(y), groups, [0.5], min_count=5)
     assert sent.total.n == 100 and list(sent.groups) == ["sex=m"]  # f would give x away
 
 

@@ -8,7 +8,7 @@ import pytest
 from fedcal import FedCalError
 from fedcal.assess.evaluation import SiteSums
 from fedcal.assess.message import Asked, SiteMessage, evaluate_messages
-from fedcal.assess.sums import PARTS, all_thresholds
+from fedcal.assess.sums import PARTS
 from fedcal.base.codec import pack, unpack
 from scores import classes
 
@@ -17,7 +17,7 @@ from scores import classes
 def sent() -> bytes:
     z, y = (part for part in classes(200, 3))
     groups = {"sex": np.array(["f", "m"] * 100), "old": np.array(["0"] * 150 + ["1"] * 50)}
-    sums = SiteSums.of(z, y, groups, all_thresholds([0.2]))
+    sums = SiteSums.of(z, y, groups, [0.2])
     return SiteMessage.of("north", Asked(("a", "b", "c"), (0.2,)), sums, groups).pack()
 
 
@@ -75,6 +75,6 @@ def test_groups_that_are_no_part_of_the_site_are_refused(sent):
 
 def test_what_cannot_be_shown_is_not_sent():
     z, y = (part for part in classes(20, 2))
-    sums = SiteSums.of(z, y, {}, all_thresholds([0.5]))
+    sums = SiteSums.of(z, y, {}, [0.5])
     with pytest.raises(FedCalError, match="cannot be shown"):
         SiteMessage.of("north", Asked(("a", "b\x1b[2J"), (0.5,)), sums, {}).pack()
