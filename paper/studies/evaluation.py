@@ -143,7 +143,7 @@ class Classes:
             z[:, 0], z[:, 1] = both - np.logaddexp(0, -apart), both - np.logaddexp(0, apart)
         return ScoreSums.of(self.scale * z, labels, first=at_threshold(k))
 
-    def truth(self, k: int, n: int = 2_000_000, block: int = 100_000) -> list[dict[str, float]]:
+    def truth(self, k: int, n: int, block: int = 100_000) -> list[dict[str, float]]:
         """Each class's measures, of n samples; the distances to the curve of a calibrated class are 0."""
         rng = np.random.default_rng(12345)
         found = reduce(add, (self.sums(block, k, rng) for _ in range(n // block)))
@@ -177,12 +177,15 @@ def each_class(sums: ScoreSums) -> tuple[list[dict[str, Estimate]], list[tuple[P
     return found, fits
 
 
-def macro_coverage(population: Classes, k: int, sizes: list[int], draws: int, seed: int = 0) -> Iterator[Any]:
+def macro_coverage(
+    population: Classes, k: int, sizes: list[int], draws: int, seed: int = 0, samples: int = 2_000_000
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """For each size: (size, coverage) of the means over k classes, one against the rest.
 
-    The truth is the mean over the classes that have the measure in the draw: a class without cases has none.
+    The truth, of so many samples, is the mean over the classes that have the measure in the draw (a class without cases has
+    none).
     """
-    truth = population.truth(k)
+    truth = population.truth(k, samples)
     for n in sizes:
         rng, counts = np.random.default_rng([seed, n]), {}
         for _ in range(draws):
@@ -211,7 +214,12 @@ def save(path: Path | None, found: dict[str, Any], about: dict[str, Any]) -> Non
     """Write the study, and its table beside it."""
     if path:
         write(path, {**about, **machine(), **found})
-        path.with_suffix(".md").write_text(extremes(found) + "\n", encoding="utf-8")
+        kinds = list(dict.fromkeys(name.partition(":")[0] for name in found if ":" in name))
+        parts = [
+            f"{kind}\n\n{extremes({name: one for name, one in found.items() if name.startswith(f'{kind}:')})}\n"
+            for kind in kinds
+        ]
+        path.with_suffix(".md").write_text("\n".join(parts) or f"{extremes(found)}\n", encoding="utf-8")
 
 
 def extremes(found: dict[str, dict[str, dict[str, Any]]]) -> str:

@@ -118,14 +118,12 @@ def test_multi_class_has_macro_means_and_every_class():
 
 
 def test_errors_of_calibrated_classes_reach_down_to_zero():
-    """The mean over classes of absolute errors is 0 where each class's may be; chance alone makes it larger."""
+    """The mean over classes of absolute errors may be 0; chance alone makes it larger."""
     rng = np.random.default_rng(0)
     z = 2 * rng.normal(size=(300, 3))
     pooled = fedcal.evaluate([(z, (z + rng.gumbel(size=z.shape)).argmax(1))], min_count=0).pooled
     for name in ("ici", "e50", "e90", "brier_calibration"):
-        lows = [one[name]["low"] for one in pooled["classes"].values()]
-        assert pooled[name]["low"] == pytest.approx(np.mean(lows)) and pooled[name]["value"] > 0
-    assert pooled["ici"]["low"] == 0
+        assert pooled[name]["low"] == 0 and 0 < pooled[name]["value"] < pooled[name]["high"]
 
 
 def test_many_classes_need_little_memory():

@@ -73,6 +73,21 @@ def test_groups_that_are_no_part_of_the_site_are_refused(sent):
             SiteMessage.unpack(pack(tensors_of, about))
 
 
+def test_files_of_the_format_before_are_refused_in_one_line(sent):
+    tensors, about = unpack(sent)
+    older = {name: value for name, value in tensors.items() if not name.endswith("/joint")}
+    with pytest.raises(FedCalError, match="from another version: write them again") as error:
+        SiteMessage.unpack(pack(older, about | {"schema": 1}))
+    assert "\n" not in str(error.value)
+
+
+def test_two_classes_have_the_format_that_they_had():
+    z, y = (part for part in classes(50, 2))
+    data = SiteMessage.of("north", Asked(("a", "b"), (0.5,)), SiteSums.of(z, y, {}, [0.5]), {}).pack()
+    tensors, about = unpack(data)
+    assert about["schema"] == 1 and {name.split("/")[1] for name in tensors} == set(PARTS) - {"joint"}
+
+
 def test_what_cannot_be_shown_is_not_sent():
     z, y = (part for part in classes(20, 2))
     sums = SiteSums.of(z, y, {}, [0.5])
