@@ -87,27 +87,6 @@ def _auprc(points: Points, value: float) -> np.ndarray:
     return found
 
 
-def auprc_bias(points: Points) -> float:
-    """By how much average precision is too high on average: each sample of the class counts among those that it is above.
-
-    The population's precision does not count it.
-    """
-    if not has_both(points):
-        return 0.0
-    order = np.argsort(-points.x, kind="stable")
-    y, w = points.y[order], points.w[order]
-    hit, missed = np.cumsum(w * y), np.cumsum(w * (1 - y))
-    return float((w * y) @ (missed / np.maximum(hit + missed, 1.0) ** 2) / hit[-1])
-
-
-def discrimination_bias(points: Points, curve: Curve | None) -> float:
-    """By how much the Brier score's discrimination is too high on average: a fitted curve varies too much."""
-    if curve is None:
-        return 0.0
-    n, right = points.w.sum(), curve.at(points.x)[0]
-    return (len(curve.fit.beta) - 1) * float(points.w @ (right * (1 - right))) / n / n
-
-
 def _slope(points: Points, value: float) -> np.ndarray:
     """The slope's, with the level that belongs to it."""
     x, y, w = points.x, points.y, points.w

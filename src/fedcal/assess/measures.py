@@ -10,10 +10,11 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import chi2, norm
 
+from fedcal.assess.bias import biases
 from fedcal.assess.calibration import ERRORS, brier_parts, curve_errors, observed_to_expected, smooth_ece
 from fedcal.assess.disclose import blank
 from fedcal.assess.discrimination import Decisions, auprc, auroc
-from fedcal.assess.influence import auprc_bias, discrimination_bias, influences
+from fedcal.assess.influence import influences
 from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
 from fedcal.assess.mean_errors import mean_errors
 from fedcal.assess.means import Together, mean_over
@@ -140,17 +141,14 @@ def over_classes(
     odds = math.log(sums.first / (1 - sums.first))
     names = [name for name in found[0] if name not in ERRORS]
     moved = [(points, influences(points, one, curve, odds)) for one, (points, curve) in zip(found, fits, strict=True)]
-    bias = {
-        "auprc": [auprc_bias(points) for points, _ in fits],
-        "brier_discrimination": [discrimination_bias(points, curve) for points, curve in fits],
-    }
+    bias = [biases(points, one, curve) for one, (points, curve) in zip(found, fits, strict=True)]
     rates = [Decisions.at(sums, row, (sums.first,))[0].rates() for row in range(len(found))]
     means = {}
     for name, r in zip(names, together.correlations(moved, names), strict=True):
         known = [one[name] for one in found]
         if name in rates[0]:
             known = [rate[name] if math.isfinite(one.value) else one for rate, one in zip(rates, known, strict=True)]
-        means[name] = mean_over(known, r, bias.get(name, ()))
+        means[name] = mean_over(known, r, [one.get(name, 0.0) for one in bias])
         if name in SHARES:
             means[name] = means[name].within(0.0, 1.0)
     curves = [(row, points, curve) for row, (points, curve) in enumerate(fits) if curve is not None]
