@@ -1,6 +1,7 @@
 """How often the intervals of `fedcal.evaluate` contain the truth, by simulation.
 
     python -m paper.studies.evaluation --draws 1000 --out paper/results/studies/evaluation.json
+    python -m paper.studies.evaluation --classes 4 10 --draws 500 --out paper/results/studies/evaluation-classes.json
 
 Log-odds x are normal, outcomes follow the log-odds a + b x: a calibrated model (0, 1), one that is too confident, one that is
 too low, one of a rare outcome, and one that is far too confident. The truth is the population's value, from sums over a fine
@@ -10,7 +11,13 @@ grid of x. One row per measure; columns are numbers of samples. `docs/evaluate.m
 from __future__ import annotations
 
 import argparse
+import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +25,15 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import norm
 
-from fedcal.assess.calibration import CELLS, smooth_width
-from fedcal.assess.measures import measure
-from fedcal.assess.regression import quantiles
-from fedcal.assess.sums import ScoreSums
+from fedcal.assess.calibration import CELLS, ERRORS, error_values, smooth_width
+from fedcal.assess.intervals import Estimate
+from fedcal.assess.measures import class_measures, measure, over_classes
+from fedcal.assess.regression import Curve, quantiles
+from fedcal.assess.sums import Points, ScoreSums
 from fedcal.measure.reliability import equal_width, find_bins
 from paper.results import machine, write
 
 THRESHOLD = 0.3
-MACRO = ("auroc", "auprc", "calibration_intercept", "calibration_slope", "oe_ratio", "ici", "e50", "e90", "sensitivity",
-         "specificity", "ppv", "npv", "net_benefit", "ece", "smooth_ece", "brier", "nll", "accuracy")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,23 +123,81 @@ def coverage(world: World, n: int, draws: int, seed: int = 0) -> dict[str, Any]:
     return {"coverage": shares, "rejected": {name: value / draws for name, value in rejected.items()}}
 
 
-def macro_coverage(n: int, draws: int, k: int = 4, scale: float = 1.3, seed: int = 0) -> dict[str, list[float]]:
-    """The same for the means over k classes (one against the rest); the truth is that of two million samples."""
-    rng = np.random.default_rng(seed)
+@dataclass(frozen=True)
+class Classes:
+    """A population of k classes: logits are normal, labels follow them, and the model says `scale` times them.
 
-    def draw(n: int) -> Any:
-        z = rng.normal(size=(n, k)) + np.linspace(0, 1, k)
+    With `pair`, only the split between the first two classes is too confident: the others are calibrated.
+    """
+
+    name: str
+    scale: float = 1.0
+    rare: bool = False  # every second class is
+    pair: bool = False
+
+    def sums(self, n: int, k: int, rng: np.random.Generator) -> ScoreSums:
+        z = rng.normal(size=(n, k)) + (np.where(np.arange(k) % 2, -2.5, 0.0) if self.rare else np.linspace(0, 1, k))
         labels = (z + rng.gumbel(size=z.shape)).argmax(1)
-        sums = ScoreSums.of(scale * z, labels)
-        return measure(sums, [str(i) for i in range(k)], (THRESHOLD,), detail=True)
+        if self.pair:
+            both, apart = np.logaddexp(z[:, 0], z[:, 1]), 2.5 * (z[:, 0] - z[:, 1])
+            z[:, 0], z[:, 1] = both - np.logaddexp(0, -apart), both - np.logaddexp(0, apart)
+        return ScoreSums.of(self.scale * z, labels, first=at_threshold(k))
 
-    truth, counts = draw(2_000_000), {}
-    for _ in range(draws):
-        found = draw(n)
-        for name in MACRO:
-            value, low, high = truth[name]["value"], found[name]["low"], found[name]["high"]
-            counts[name] = counts.get(name, np.zeros(3)) + np.array([high < value, low <= value <= high, low > value])
-    return {name: (count / draws).tolist() for name, count in counts.items()}
+    def truth(self, k: int, n: int, block: int = 100_000) -> list[dict[str, float]]:
+        """Each class's measures, of n samples; the distances to the curve of a calibrated class are 0."""
+        rng = np.random.default_rng(12345)
+        found = reduce(add, (self.sums(block, k, rng) for _ in range(n // block)))
+        exact = dict.fromkeys(ERRORS, 0.0) if self.name == "calibrated" else {}
+        return [{name: v.value for name, v in one.items()} | exact for one in each_class(found)[0]]
+
+
+POPULATIONS = (
+    Classes("calibrated"),
+    Classes("too confident", 1.3),
+    Classes("rare classes", 1.3, rare=True),
+    Classes("two classes off", pair=True),
+)
+
+
+def at_threshold(k: int) -> float:
+    """A threshold that some samples of every class reach."""
+    return THRESHOLD if k < 50 else 0.05
+
+
+def each_class(sums: ScoreSums) -> tuple[list[dict[str, Estimate]], list[tuple[Points, Curve | None]]]:
+    """Each class's measures, points and curve. The distances to the curve have no interval, which would take long."""
+    found, fits = [], []
+    for row in range(sums.n_classes):
+        points = sums.points(row)
+        curve = Curve.of(points)
+        values = error_values(points, curve)[0] if curve else [math.nan] * len(ERRORS)
+        errors = {name: Estimate(float(value)) for name, value in zip(ERRORS, values, strict=True)}
+        found.append(class_measures(sums, row, sums.first, 0, points, curve, errors))
+        fits.append((points, curve))
+    return found, fits
+
+
+def macro_coverage(
+    population: Classes, k: int, sizes: list[int], draws: int, seed: int = 0, samples: int = 2_000_000
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """For each size: (size, coverage) of the means over k classes, one against the rest.
+
+    The truth, of so many samples, is the mean over the classes that have the measure in the draw (a class without cases has
+    none).
+    """
+    truth = population.truth(k, samples)
+    for n in sizes:
+        rng, counts = np.random.default_rng([seed, n]), {}
+        for _ in range(draws):
+            sums = population.sums(n, k, rng)
+            found, fits = each_class(sums)
+            for name, (_, low, high) in over_classes(sums, found, fits).items():
+                known = [t[name] for t, one in zip(truth, found, strict=True) if math.isfinite(one[name].value)]
+                value = float(np.mean(known)) if known else math.nan
+                if math.isfinite(low) and math.isfinite(value):
+                    miss = [high < value - 1e-12, low - 1e-12 <= value <= high + 1e-12, low > value + 1e-12]
+                    counts[name] = counts.get(name, np.zeros(3)) + miss
+        yield n, {"draws": draws, "coverage": {name: (one / one.sum()).tolist() for name, one in counts.items()}}
 
 
 def show(name: str, sizes: dict[str, dict[str, Any]]) -> None:
@@ -146,14 +210,28 @@ def show(name: str, sizes: dict[str, dict[str, Any]]) -> None:
     print("tests reject", {n: one.get("rejected") for n, one in sizes.items()}, flush=True)
 
 
+def save(path: Path | None, found: dict[str, Any], about: dict[str, Any]) -> None:
+    """Write the study, and its table beside it."""
+    if path:
+        write(path, {**about, **machine(), **found})
+        kinds = list(dict.fromkeys(name.partition(":")[0] for name in found if ":" in name))
+        parts = [
+            f"{kind}\n\n{extremes({name: one for name, one in found.items() if name.startswith(f'{kind}:')})}\n"
+            for kind in kinds
+        ]
+        path.with_suffix(".md").write_text("\n".join(parts) or f"{extremes(found)}\n", encoding="utf-8")
+
+
 def extremes(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     """A Markdown table: the lowest and the highest coverage over populations, by measure and number of samples."""
-    sizes, names = list(next(iter(found.values()))), list(next(iter(next(iter(found.values())).values()))["coverage"])
+    sizes = sorted({n for by_size in found.values() for n in by_size}, key=int)
+    names = list(next(iter(next(iter(found.values())).values()))["coverage"])
     lines = [f"| measure | {' | '.join(f'n = {int(n):,}' for n in sizes)} |", f"|---|{'---:|' * len(sizes)}"]
     for name in names:
-        shares = [[100 * by_size[n]["coverage"][name][1] for by_size in found.values()] for n in sizes]
-        cells = (f"{min(one):.1f} – {max(one):.1f}" if len(one) > 1 else f"{one[0]:.1f}" for one in shares)
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        cells = [[one[n]["coverage"].get(name) for one in found.values() if n in one] for n in sizes]
+        shares = [[100 * cell[1] for cell in one if cell] for one in cells]
+        said = (f"{min(one):.1f} – {max(one):.1f}" if len(one) > 1 else f"{one[0]:.1f}" for one in shares)
+        lines.append(f"| `{name}` | {' | '.join(said)} |")
     return "\n".join(lines)
 
 
@@ -162,21 +240,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--sizes", type=int, nargs="*", default=[200, 1000, 5000, 20000])
-    parser.add_argument("--classes", action="store_true", help="means over four classes instead")
+    parser.add_argument("--classes", type=int, nargs="*", help="means over so many classes instead, such as 4 10")
+    parser.add_argument("--populations", nargs="*", default=[one.name for one in POPULATIONS], help="with --classes")
+    parser.add_argument("--seed", type=int, default=0, help="with --classes")
     parser.add_argument("--out", type=Path, help="a JSON file; the table of extremes is written beside it")
     options = parser.parse_args()
     found: dict[str, dict[str, dict[str, Any]]] = {}
     if options.classes:
-        for name, scale in (("four classes, too confident", 1.3), ("four classes, calibrated", 1.0)):
-            found[name] = {str(n): {"coverage": macro_coverage(n, options.draws, scale=scale)} for n in options.sizes}
-            show(name, found[name])
-    else:
-        for world in WORLDS:
-            found[world.name] = {str(n): coverage(world, n, options.draws) for n in options.sizes}
-            show(world.name, found[world.name])
-    if options.out:
-        write(options.out, {"draws": options.draws, **machine(), **found})
-        options.out.with_suffix(".md").write_text(extremes(found) + "\n", encoding="utf-8")
+        if options.out and options.out.exists():  # more of the same study
+            before = json.loads(options.out.read_text(encoding="utf-8"))
+            found = {name: one for name, one in before.items() if " classes: " in name}
+        for k, one in product(options.classes, POPULATIONS):
+            if one.name in options.populations:
+                cells = found.setdefault(f"{k} classes: {one.name}", {})
+                for n, cell in macro_coverage(one, k, options.sizes, options.draws, options.seed):
+                    cells[str(n)] = cell
+                    save(options.out, found, {})
+                show(f"{k} classes: {one.name}", cells)
+        return
+    for world in WORLDS:
+        found[world.name] = {str(n): coverage(world, n, options.draws) for n in options.sizes}
+        show(world.name, found[world.name])
+    save(options.out, found, {"draws": options.draws})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import fedcal
 from fedcal import FedCalError
 from fedcal.assess.evaluation import SiteSums
-from fedcal.assess.sums import all_thresholds
 from scores import classes, draw
 
 
@@ -119,19 +118,17 @@ def test_multi_class_has_macro_means_and_every_class():
 
 
 def test_errors_of_calibrated_classes_reach_down_to_zero():
-    """The mean over classes of absolute errors is 0 where each class's may be; chance alone makes it larger."""
+    """The mean over classes of absolute errors may be 0; chance alone makes it larger."""
     rng = np.random.default_rng(0)
     z = 2 * rng.normal(size=(300, 3))
     pooled = fedcal.evaluate([(z, (z + rng.gumbel(size=z.shape)).argmax(1))], min_count=0).pooled
     for name in ("ici", "e50", "e90", "brier_calibration"):
-        lows = [one[name]["low"] for one in pooled["classes"].values()]
-        assert pooled[name]["low"] == pytest.approx(np.mean(lows)) and pooled[name]["value"] > 0
-    assert pooled["ici"]["low"] == 0
+        assert pooled[name]["low"] == 0 and 0 < pooled[name]["value"] < pooled[name]["high"]
 
 
 def test_many_classes_need_little_memory():
     z, y = classes(200, 300)
-    parts = [SiteSums.of(torch.from_numpy(z), torch.from_numpy(y), {}, all_thresholds([0.5])).total]
+    parts = [SiteSums.of(torch.from_numpy(z), torch.from_numpy(y), {}, [0.5]).total]
     assert sum(part.moments.nbytes for part in parts) < 8e6
 
 
@@ -152,7 +149,7 @@ def test_a_site_does_not_send_small_groups():
     x, y = draw(100)
     logits = torch.stack([torch.zeros(100, dtype=torch.float64), torch.from_numpy(x)], dim=1)
     groups = {"sex": np.array(["x"] * 3 + ["f"] * 40 + ["m"] * 57)}
-    sent = SiteSums.of(logits, torch.from_numpy(y), groups, all_thresholds([0.5]), min_count=5)
+    sent = SiteSums.of(logits, torch.from_numpy(y), groups, [0.5], min_count=5)
     assert sent.total.n == 100 and list(sent.groups) == ["sex=m"]  # f would give x away
 
 

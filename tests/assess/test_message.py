@@ -8,7 +8,7 @@ import pytest
 from fedcal import FedCalError
 from fedcal.assess.evaluation import SiteSums
 from fedcal.assess.message import Asked, SiteMessage, evaluate_messages
-from fedcal.assess.sums import PARTS, all_thresholds
+from fedcal.assess.sums import PARTS
 from fedcal.base.codec import pack, unpack
 from scores import classes
 
@@ -17,7 +17,7 @@ from scores import classes
 def sent() -> bytes:
     z, y = (part for part in classes(200, 3))
     groups = {"sex": np.array(["f", "m"] * 100), "old": np.array(["0"] * 150 + ["1"] * 50)}
-    sums = SiteSums.of(z, y, groups, all_thresholds([0.2]))
+    sums = SiteSums.of(z, y, groups, [0.2])
     return SiteMessage.of("north", Asked(("a", "b", "c"), (0.2,)), sums, groups).pack()
 
 
@@ -73,8 +73,23 @@ def test_groups_that_are_no_part_of_the_site_are_refused(sent):
             SiteMessage.unpack(pack(tensors_of, about))
 
 
+def test_files_of_the_format_before_are_refused_in_one_line(sent):
+    tensors, about = unpack(sent)
+    older = {name: value for name, value in tensors.items() if not name.endswith("/joint")}
+    with pytest.raises(FedCalError, match="from another version: write them again") as error:
+        SiteMessage.unpack(pack(older, about | {"schema": 1}))
+    assert "\n" not in str(error.value)
+
+
+def test_two_classes_have_the_format_that_they_had():
+    z, y = (part for part in classes(50, 2))
+    data = SiteMessage.of("north", Asked(("a", "b"), (0.5,)), SiteSums.of(z, y, {}, [0.5]), {}).pack()
+    tensors, about = unpack(data)
+    assert about["schema"] == 1 and {name.split("/")[1] for name in tensors} == set(PARTS) - {"joint"}
+
+
 def test_what_cannot_be_shown_is_not_sent():
     z, y = (part for part in classes(20, 2))
-    sums = SiteSums.of(z, y, {}, all_thresholds([0.5]))
+    sums = SiteSums.of(z, y, {}, [0.5])
     with pytest.raises(FedCalError, match="cannot be shown"):
         SiteMessage.of("north", Asked(("a", "b\x1b[2J"), (0.5,)), sums, {}).pack()

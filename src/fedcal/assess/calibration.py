@@ -26,6 +26,7 @@ CELLS = 512  # of equal width, for the smooth ECE
 STEPS = 24  # curves between which an end is interpolated
 REACH = 6.0  # how far they go, in units of the noise
 TAIL = 0.025
+ERRORS = ("ici", "e50", "e90", "brier_calibration")
 
 
 @cache
@@ -36,13 +37,9 @@ def normal_draws(columns: int) -> np.ndarray:
 
 def curve_errors(points: Points, curve: Curve | None) -> dict[str, Estimate]:
     """ICI, E50 and E90 (the mean, median and 90 % quantile of |p − curve|), and the mean square, each with its interval."""
-    names = ("ici", "e50", "e90", "brier_calibration")
     if curve is None:
-        return dict.fromkeys(names, UNKNOWN)
-    gap = np.abs(expit(points.x) - curve.at(points.x)[0])
-    share = points.w / points.w.sum()
-    middle, high = quantiles(gap, points.w, np.array([0.5, 0.9]))
-    values = {"ici": share @ gap, "e50": middle, "e90": high, "brier_calibration": share @ gap**2}
+        return dict.fromkeys(ERRORS, UNKNOWN)
+    values = dict(zip(ERRORS, error_values(points, curve)[0], strict=True))
 
     # The rest looks at a few points of equal mass only.
     x = quantiles(points.x, points.w, (np.arange(PLACES) + 0.5) / PLACES)
@@ -60,14 +57,28 @@ def curve_errors(points: Points, curve: Curve | None) -> dict[str, Estimate]:
 
     noise = float(sample(x).mean() / max(here.mean(), 1e-12))
     ends = []
-    for direction in (fitted, _shift(x, fitted)):
+    for direction in (fitted, curve_shift(x, fitted)):
         shares = _around(noise)
         truths = x + shares[:, None] * direction
         gaps = np.stack([sample(truth) for truth in truths])
         exact = np.abs(p - expit(truths))
-        taken = {name: (_statistic(name, gaps), float(_statistic(name, here))) for name in names}
+        taken = {name: (_statistic(name, gaps), float(_statistic(name, here))) for name in ERRORS}
         ends.append({n: _ends(_statistic(n, exact), drawn >= measured) for n, (drawn, measured) in taken.items()})
-    return {name: _estimate(float(values[name]), *(one[name] for one in ends)) for name in names}
+    return {name: _estimate(float(values[name]), *(one[name] for one in ends)) for name in ERRORS}
+
+
+def error_values(points: Points, curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """The errors in the order of `ERRORS`, and their variance over draws of the log-odds if the curve were known."""
+    gap = np.abs(expit(points.x) - curve.at(points.x)[0])
+    n = points.w.sum()
+    share = points.w / n
+    levels = np.array([0.5, 0.9])
+    reach = np.sqrt(levels * (1 - levels) / n)
+    middle, high, *around = quantiles(gap, points.w, np.clip([*levels, *(levels - reach), *(levels + reach)], 0, 1))
+    spread = (np.array(around[2:]) - np.array(around[:2])) / 2
+    values = np.array([share @ gap, middle, high, share @ gap**2])
+    variance = [share @ (gap - values[0]) ** 2 / n, *spread**2, share @ (gap**2 - values[3]) ** 2 / n]
+    return values, np.array(variance)
 
 
 def _statistic(name: str, gaps: np.ndarray) -> np.ndarray:
@@ -81,7 +92,7 @@ def _statistic(name: str, gaps: np.ndarray) -> np.ndarray:
     return (gaps**2).mean(-1)
 
 
-def _shift(x: np.ndarray, fitted: np.ndarray) -> np.ndarray:
+def curve_shift(x: np.ndarray, fitted: np.ndarray) -> np.ndarray:
     """A shift of all log-odds with as large a gap as the fitted curve's.
 
     The error of a shift varies the most from sample to sample, so that it decides how large the error may be at most.
@@ -133,7 +144,7 @@ def smooth_ece(points: Points, curve: Curve | None) -> Estimate:
     noise = _smooth(noise, value)
     shares = _around(float(np.abs(noise).sum(-1).mean() / max(value, 1e-12)))
     ends = []
-    for direction in (fitted, _shift(odds, fitted)):
+    for direction in (fitted, curve_shift(odds, fitted)):
         gaps = np.zeros((STEPS, CELLS))
         gaps[:, filled] = weight * (expit(odds + shares[:, None] * direction) - stated)
         # Samples have a larger error where their gaps, smoothed as the measured ones, exceed it: no width need be found.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from fedcal.assess.intervals import UNKNOWN, Estimate, Z, difference, on_logit, wilson
+from fedcal.assess.intervals import UNKNOWN, Estimate, Z, difference, laplace, on_logit, wilson
 from fedcal.assess.sums import TIED, ScoreSums
 
 
@@ -146,3 +146,14 @@ class Decisions:
         }
         few = any(0 < side < min_count for side in (predicted, n - predicted))
         return dict.fromkeys(found, UNKNOWN) if few else found
+
+    def rates(self) -> dict[str, Estimate]:
+        """Sensitivity, specificity and predictive values with intervals for a mean over classes."""
+        below = self.negatives - self.false_positives
+        predicted = self.true_positives + self.false_positives
+        return {
+            "sensitivity": laplace(self.true_positives, self.positives),
+            "specificity": laplace(below, self.negatives),
+            "ppv": laplace(self.true_positives, predicted),
+            "npv": laplace(below, self.positives + self.negatives - predicted),
+        }

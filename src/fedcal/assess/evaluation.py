@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedcal.assess.disclose import Cell, blank, families, hidden_cells
 from fedcal.assess.groups import Groups, check_groups, names_of, rows_of
 from fedcal.assess.measures import measure
@@ -37,24 +35,27 @@ class SiteSums:
     groups: dict[str, ScoreSums]
 
     @classmethod
-    def of(cls, logits: Array, labels: Array, groups: Groups, thresholds: np.ndarray, min_count: int = 0) -> SiteSums:
+    def of(
+        cls, logits: Array, labels: Array, groups: Groups, thresholds: Sequence[float], min_count: int = 0
+    ) -> SiteSums:
         """The sums of a site's samples.
 
         Args:
             logits: (N, K) calibrated logits.
             labels: (N,) column numbers.
             groups: by variable, each sample's group.
-            thresholds: what `all_thresholds` gave.
+            thresholds: those that the user asked for.
             min_count: groups of fewer samples are not sent, nor a group that would follow from those that are.
         """
         chosen = rows_of(groups)
         counts = {("", name): len(rows) for name, rows in chosen.items()}
         small = [cell for cell, count in counts.items() if count < min_count]
         hidden = hidden_cells(counts, small, [[("", name) for name in some] for some in names_of(groups).values()])
+        at, first = all_thresholds(thresholds), float(thresholds[0])
         return cls(
-            ScoreSums.of(logits, labels, thresholds),
+            ScoreSums.of(logits, labels, at, first),
             {
-                name: ScoreSums.of(logits[rows], labels[rows], thresholds)
+                name: ScoreSums.of(logits[rows], labels[rows], at, first)
                 for name, rows in chosen.items()
                 if ("", name) not in hidden
             },
@@ -167,13 +168,15 @@ def evaluate_samples(
         thresholds: see `evaluate`.
         min_count: see `evaluate`.
     """
-    at, width = all_thresholds(thresholds), next(iter(samples.values()))[0].shape[1]
+    width = next(iter(samples.values()))[0].shape[1]
+    all_thresholds(thresholds)
     variables: dict[str, set[str]] = {}
     for some in groups.values():
         for variable, found in names_of(some).items():
             variables.setdefault(variable, set()).update(found)
     sums = (
-        (name, SiteSums.of(view(name, logits), labels, groups[name], at)) for name, (logits, labels) in samples.items()
+        (name, SiteSums.of(view(name, logits), labels, groups[name], thresholds))
+        for name, (logits, labels) in samples.items()
     )
     ordered = {variable: sorted(names) for variable, names in variables.items()}
     return summarise(sums, classes or [str(k) for k in range(width)], thresholds, ordered, min_count)

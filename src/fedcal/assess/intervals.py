@@ -22,6 +22,10 @@ class Estimate(NamedTuple):
         """The three by name; None where one is not defined."""
         return {name: float(value) if math.isfinite(value) else None for name, value in self._asdict().items()}
 
+    def within(self, least: float, most: float) -> Estimate:
+        """The same with ends that lie between two bounds."""
+        return Estimate(self.value, max(self.low, least), min(self.high, most))
+
 
 UNKNOWN = Estimate(math.nan)
 
@@ -33,6 +37,18 @@ def wilson(part: float, whole: float) -> Estimate:
     share, z2 = part / whole, Z * Z / whole
     middle, reach = (share + z2 / 2) / (1 + z2), Z * math.sqrt(share * (1 - share) / whole + z2 / whole / 4) / (1 + z2)
     return Estimate(share, max(0.0, min(middle - reach, share)), min(1.0, max(middle + reach, share)))
+
+
+def laplace(part: float, whole: float) -> Estimate:
+    """A proportion with an error that holds on average over draws: that of one more success and one more failure.
+
+    Wilson's interval is too short for that where all is seen or nothing, which shows in a mean of many proportions.
+    """
+    if whole <= 0:
+        return UNKNOWN
+    middle = (part + 1) / (whole + 2)
+    reach = Z * math.sqrt(middle * (1 - middle) / whole)
+    return Estimate(part / whole, middle - reach, middle + reach)
 
 
 def wald(value: float, error: float) -> Estimate:

@@ -10,19 +10,21 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import chi2, norm
 
-from fedcal.assess.calibration import brier_parts, curve_errors, observed_to_expected, smooth_ece
+from fedcal.assess.bias import biases
+from fedcal.assess.calibration import ERRORS, brier_parts, curve_errors, observed_to_expected, smooth_ece
 from fedcal.assess.disclose import blank
 from fedcal.assess.discrimination import Decisions, auprc, auroc
+from fedcal.assess.influence import influences
 from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
+from fedcal.assess.mean_errors import mean_errors
+from fedcal.assess.means import Together, mean_over
 from fedcal.assess.regression import Curve, intercept, quantiles, score_test, slope, spiegelhalter
 from fedcal.assess.sums import CURVE, TABLE, Points, ScoreSums, grid
 from fedcal.base.bins import equal_mass
 
+SHARES = ("auroc", "auprc", "sensitivity", "specificity", "ppv", "npv")  # between 0 and 1
 TENTHS = 10  # groups of samples beside the curve
 LEAST = 10  # samples in each
-TOGETHER = 0.2  # correlation of the errors of two classes, but of these measures:
-APART = ("prevalence", "calibration_intercept", "oe_ratio", "sensitivity", "specificity", "ppv", "npv", "net_benefit")
-SIZES = ("ici", "e50", "e90", "brier_calibration")  # never below 0, and 0 for calibrated classes
 PLACES = 41  # at which a calibration curve is given
 
 Json = dict[str, Any]
@@ -56,11 +58,9 @@ def measure(
         more, rest = one_class(sums, 0, asked, min_count, points, curve)
         about |= rest
     else:
-        each = [one_class(sums, row, asked, min_count, *_curve(sums, row, detail)) for row in range(last)]
-        more = {
-            key: macro([values[key] for values, _ in each], 0.0 if key in APART else TOGETHER, key in SIZES)
-            for key in each[0][0]
-        }
+        fits = [_curve(sums, row, detail) for row in range(last)]
+        each = [one_class(sums, row, asked, min_count, *fits[row]) for row in range(last)]
+        more = over_classes(sums, [values for values, _ in each], fits)
         if detail:
             listed = {name: rest | to_json(values) for name, (values, rest) in zip(names, each, strict=True)}
             about["classes"] = {
@@ -86,24 +86,10 @@ def one_class(
     sums: ScoreSums, row: int, asked: Sequence[float], min_count: int, points: Points, curve: Curve | None
 ) -> tuple[dict[str, Estimate], Json]:
     """The measures of one class against the rest, and what else is known of it."""
-    negatives, positives = sums.counts(row)
-    area, area_error = auroc(sums, row)
-    precision, precision_error = auprc(sums, row)
-    errors = curve_errors(points, curve)
-    found = {
-        "auroc": area,
-        "auprc": precision,
-        "prevalence": wilson(positives, positives + negatives),
-        "calibration_intercept": intercept(points),
-        "calibration_slope": slope(points),
-        "oe_ratio": observed_to_expected(points),
-        **errors,
-        **brier_parts(points, curve, errors["brier_calibration"]),
-        **Decisions.at(sums, row, asked[:1])[0].measures(min_count),
-    }
+    found = class_measures(sums, row, asked[0], min_count, points, curve, curve_errors(points, curve))
     about = {
-        "events": positives,
-        "binning_error": {"auroc": _finite(area_error), "auprc": _finite(precision_error)},
+        "events": sums.counts(row)[1],
+        "binning_error": {"auroc": _finite(auroc(sums, row)[1]), "auprc": _finite(auprc(sums, row)[1])},
         "tests": tests_json(points),
         "calibration_curve": curve_json(points, curve),
         "calibration_bins": groups_json(sums, row, min_count),
@@ -117,21 +103,57 @@ def one_class(
     return found, about
 
 
-def macro(values: Sequence[Estimate], together: float = TOGETHER, size: bool = False) -> Estimate:
-    """The mean over classes that have the measure.
+def class_measures(
+    sums: ScoreSums,
+    row: int,
+    threshold: float,
+    min_count: int,
+    points: Points,
+    curve: Curve | None,
+    errors: dict[str, Estimate],
+) -> dict[str, Estimate]:
+    """The measures of one class against the rest, whose distances to the calibration curve are known."""
+    negatives, positives = sums.counts(row)
+    return {
+        "auroc": auroc(sums, row)[0],
+        "auprc": auprc(sums, row)[0],
+        "prevalence": wilson(positives, positives + negatives),
+        "calibration_intercept": intercept(points),
+        "calibration_slope": slope(points),
+        "oe_ratio": observed_to_expected(points),
+        **errors,
+        **brier_parts(points, curve, errors["brier_calibration"]),
+        **Decisions.at(sums, row, (threshold,))[0].measures(min_count),
+    }
 
-    Sums of single classes do not tell how the classes' errors go together. `together` is the correlation that is assumed: in
-    simulations the intervals then cover, or are cautious. With `size` the values are sizes of errors, which are above 0 by
-    chance alone and do not cancel: the lower end is the mean of the lower ends, and so 0 if all of them are 0.
+
+def over_classes(
+    sums: ScoreSums, found: Sequence[dict[str, Estimate]], fits: Sequence[tuple[Points, Curve | None]]
+) -> dict[str, Estimate]:
+    """The means over classes.
+
+    Args:
+        sums: of the samples.
+        found: each class's measures.
+        fits: each class's points and calibration curve.
     """
-    known = [one for one in values if math.isfinite(one.value)]
-    if not known:
-        return UNKNOWN
-    centre = float(np.mean([one.value for one in known]))
-    reach = np.array([(one.value - one.low, one.high - one.value) for one in known])
-    squares = (1 - together) * (reach**2).sum(0) + together * reach.sum(0) ** 2
-    down, up = (np.sqrt(squares) / len(known)).tolist()
-    return Estimate(centre, float(np.mean([one.low for one in known])) if size else centre - down, centre + up)
+    together = Together(sums)
+    odds = math.log(sums.first / (1 - sums.first))
+    names = [name for name in found[0] if name not in ERRORS]
+    moved = [(points, influences(points, one, curve, odds)) for one, (points, curve) in zip(found, fits, strict=True)]
+    bias = [biases(points, one, curve) for one, (points, curve) in zip(found, fits, strict=True)]
+    rates = [Decisions.at(sums, row, (sums.first,))[0].rates() for row in range(len(found))]
+    means = {}
+    for name, r in zip(names, together.correlations(moved, names), strict=True):
+        known = [one[name] for one in found]
+        if name in rates[0]:
+            known = [rate[name] if math.isfinite(one.value) else one for rate, one in zip(rates, known, strict=True)]
+        means[name] = mean_over(known, r, [one.get(name, 0.0) for one in bias])
+        if name in SHARES:
+            means[name] = means[name].within(0.0, 1.0)
+    curves = [(row, points, curve) for row, (points, curve) in enumerate(fits) if curve is not None]
+    means |= mean_errors(curves, together)
+    return {name: means[name] for name in found[0]}
 
 
 def to_json(values: dict[str, Estimate]) -> Json:

@@ -9,7 +9,8 @@ from operator import add
 
 from fedcal.assess.evaluation import MIN_COUNT, Evaluation, SiteSums, summarise
 from fedcal.assess.groups import MOST, Groups, name_of, names_of
-from fedcal.assess.sums import PARTS, ScoreSums, all_thresholds
+from fedcal.assess.joint import has_joint
+from fedcal.assess.sums import ScoreSums, all_thresholds, parts_of
 from fedcal.base.schema import Exactly, ListOf, MapOf, Number, Record, Text, check
 from fedcal.base.store import nest, unnest
 from fedcal.errors import FedCalError
@@ -17,14 +18,14 @@ from fedcal.protocol.checks import check_client_name
 from fedcal.protocol.wire import pack, unpack
 
 KIND = "evaluation"
-SCHEMA = 1
+SCHEMAS = (1, 2)  # the second has the matrix of how classes go together
 MOST_BYTES = 1 << 29  # of a message, and of its sums in memory
 MOST_VARIABLES = 20
 _NAMES = ListOf(Text(200))
 _ABOUT = Record(
     {
         "kind": Exactly((KIND,)),
-        "schema": Exactly((SCHEMA,)),
+        "schema": Exactly(SCHEMAS),
         "site": Text(200),
         "classes": _NAMES,
         "thresholds": ListOf(Number(0, 1)),
@@ -68,7 +69,7 @@ class SiteMessage:
             tensors |= nest(f"group-{i}", part.to_arrays())
         about = {
             "kind": KIND,
-            "schema": SCHEMA,
+            "schema": schema_of(len(self.asked.classes)),
             "site": self.site,
             "classes": list(self.asked.classes),
             "thresholds": list(self.asked.thresholds),
@@ -88,25 +89,37 @@ class SiteMessage:
         if len(data) > MOST_BYTES:
             raise FedCalError(f"{len(data)} bytes, where an evaluation has at most {MOST_BYTES}: give fewer groups")
         tensors, about = unpack(data)
-        if about.get("kind") != KIND or about.get("schema") != SCHEMA:
+        if about.get("kind") != KIND or about.get("schema") not in SCHEMAS:
             raise FedCalError("not the sums of an evaluation: write them with `fedcal client evaluate`")
         check(about, _ABOUT, "not the sums of an evaluation")
         site, groups, variables = check_client_name(about["site"]), about["groups"], about["variables"]
         asked = Asked(tuple(about["classes"]), tuple(map(float, about["thresholds"])))
         _check_groups(variables, groups)
         at, k = all_thresholds(asked.thresholds), len(asked.classes)
+        if about["schema"] != schema_of(k):
+            raise FedCalError(
+                f"{site}: sums of {k} classes from another version: write them again with `fedcal client evaluate`"
+            )
         if k < 2 or (1 + len(groups)) * ScoreSums.n_bytes(k, len(at)) > MOST_BYTES:
             raise FedCalError(
                 f"{site}: {len(groups)} groups of {k} classes: give two classes or more, and fewer groups"
             )
-        if len(tensors) != (1 + len(groups)) * len(PARTS):
+        if len(tensors) != (1 + len(groups)) * len(parts_of(k)):
             raise FedCalError("not the sums of an evaluation: some are missing, or have no place")
-        total = ScoreSums.from_arrays(unnest("total", tensors), k, at)
-        parts = {group: ScoreSums.from_arrays(unnest(f"group-{i}", tensors), k, at) for i, group in enumerate(groups)}
+        first = asked.thresholds[0]
+        total = ScoreSums.from_arrays(unnest("total", tensors), k, at, first)
+        parts = {
+            group: ScoreSums.from_arrays(unnest(f"group-{i}", tensors), k, at, first) for i, group in enumerate(groups)
+        }
         for some in variables.values():
             if some and not reduce(add, (parts[group] for group in some)).within(total):
                 raise FedCalError(f"{site}: its groups hold more samples than the site")
         return cls(site, asked, variables, SiteSums(total, parts))
+
+
+def schema_of(n_classes: int) -> int:
+    """The format of messages of that many classes. Two classes have no matrix, and the format that they always had."""
+    return SCHEMAS[has_joint(n_classes)]
 
 
 def _check_groups(variables: Mapping[str, Sequence[str]], groups: Sequence[str]) -> None:

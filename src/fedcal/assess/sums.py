@@ -15,6 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from fedcal.assess.joint import (
+    ROWS,
+    add_products,
+    check_products,
+    chosen_rows,
+    has_joint,
+    n_functions,
+    n_products,
+    triangle,
+)
 from fedcal.base.arrays import Array, Params, log_softmax, put
 from fedcal.errors import FedCalError
 from fedcal.measure.metrics import rank_of_label, squared_error
@@ -29,7 +39,7 @@ TIED = 1e-6  # of a bin's width: scores that differ by less are one score
 TABLE = np.linspace(0.1, 0.9, 9).round(2)  # thresholds of the table
 CURVE = np.linspace(0.01, 0.99, 99).round(2)  # thresholds of the decision curve
 MOST_THRESHOLDS = 100  # that may be asked for
-PARTS = ("samples", "cells", "moments", "above", "bins")  # of the sums as arrays
+PARTS = ("samples", "cells", "moments", "above", "bins", "joint")  # of the sums as arrays; the last of some only
 
 
 @dataclass(frozen=True)
@@ -91,20 +101,25 @@ class ScoreSums:
     moments: np.ndarray  # (rows, 2, bins, 3): number, Σδ, Σδ²; δ is the distance to the bin's middle in its widths
     above: np.ndarray  # (rows, 2, T): samples with a probability of at least each threshold
     bins: Reliability  # of the top class
+    first: float  # the threshold that `joint` knows
+    joint: np.ndarray  # how classes go together: the upper triangle of the matrix of `joint.py`; empty of two classes
 
     @classmethod
-    def of(cls, logits: Array, labels: Array, thresholds: np.ndarray = CURVE) -> ScoreSums:
+    def of(cls, logits: Array, labels: Array, thresholds: np.ndarray = CURVE, first: float = 0.5) -> ScoreSums:
         """The sums of calibrated logits (N, K) and labels (N,), block by block to save memory."""
         k = logits.shape[1]
-        total = cls.empty(k, thresholds)
-        bins = total.bins
+        total = cls.empty(k, thresholds, first)
+        bins, start = total.bins, 0
+        kept, products = chosen_rows(len(labels)), np.zeros((n_functions(k),) * 2)
         for z, y in blocks(logits, labels):
             if len(y):
-                bins += total._add_block(z.astype(float, "C", copy=False), y)
-        return replace(total, bins=bins)
+                here = kept[np.searchsorted(kept, start) : np.searchsorted(kept, start + len(y))] - start
+                bins += total._add_block(z.astype(float, "C", copy=False), y, products, here)
+                start += len(y)
+        return replace(total, bins=bins, joint=triangle(products) * (start / max(len(kept), 1)))
 
     @classmethod
-    def empty(cls, n_classes: int, thresholds: np.ndarray = CURVE) -> ScoreSums:
+    def empty(cls, n_classes: int, thresholds: np.ndarray = CURVE, first: float = 0.5) -> ScoreSums:
         """No samples: the neutral element of `+`."""
         rows, bins = n_rows(n_classes), n_bins(n_classes)
         return cls(
@@ -114,10 +129,12 @@ class ScoreSums:
             np.zeros((rows, 2, bins, 3)),
             np.zeros((rows, 2, len(thresholds)), np.int64),
             Reliability.empty(),
+            float(first),
+            np.zeros(n_products(n_classes)),
         )
 
-    def _add_block(self, z: Array, labels: Array) -> Reliability:
-        """Add samples to the arrays; returns their reliability."""
+    def _add_block(self, z: Array, labels: Array, products: Array, kept: Array) -> Reliability:
+        """Add samples to the arrays, and those that are `kept` to the matrix of products; returns their reliability."""
         if not np.isfinite(z).all():
             raise FedCalError("logits are not finite: check the model, or the scaler")
         log_p = log_softmax(z, 1)
@@ -150,10 +167,13 @@ class ScoreSums:
         reached = np.searchsorted(self.thresholds, probs, side="right")
         counts = np.bincount(((first + y) * width + reached).ravel(), None, rows * 2 * width).reshape(rows, 2, width)
         self.above[:] += counts[..., ::-1].cumsum(-1)[..., ::-1][..., 1:]
+        if has_joint(self.n_classes):
+            add_products(products, odds[kept], p[kept] >= self.first, labels[kept])
         return Reliability.of_top(p.max(1), right, equal_width(15))
 
     def __add__(self, other: ScoreSums) -> ScoreSums:
-        if self.n_classes != other.n_classes or not np.array_equal(self.thresholds, other.thresholds):
+        same = self.first == other.first and np.array_equal(self.thresholds, other.thresholds)
+        if self.n_classes != other.n_classes or not same:
             raise FedCalError("sums of other classes or other thresholds do not add: evaluate all sites alike")
         return ScoreSums(
             self.n_classes,
@@ -162,12 +182,14 @@ class ScoreSums:
             self.moments + other.moments,
             self.above + other.above,
             self.bins + other.bins,
+            self.first,
+            self.joint + other.joint,
         )
 
     @staticmethod
     def n_bytes(n_classes: int, n_thresholds: int) -> int:
         """What the sums of so many classes take in memory."""
-        return 8 * n_rows(n_classes) * 2 * (3 * n_bins(n_classes) + n_thresholds)
+        return 8 * (n_rows(n_classes) * 2 * (3 * n_bins(n_classes) + n_thresholds) + n_products(n_classes))
 
     @property
     def n(self) -> int:
@@ -204,37 +226,42 @@ class ScoreSums:
             "moments": self.moments.reshape(-1, 3)[cells],
             "above": self.above.copy(),
             "bins": self.bins.sums(),
+            **({"joint": self.joint.copy()} if has_joint(self.n_classes) else {}),
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], n_classes: int, thresholds: np.ndarray = CURVE) -> ScoreSums:
+    def from_arrays(
+        cls, arrays: Mapping[str, Array], n_classes: int, thresholds: np.ndarray = CURVE, first: float = 0.5
+    ) -> ScoreSums:
         """Read what `to_arrays` gave; it may come from a stranger.
 
         Raises:
             FedCalError: shapes, types or counts are not those of such sums.
         """
-        found = cls.empty(n_classes, thresholds)
-        whole = {"cells", "above", "bins"}
+        found = cls.empty(n_classes, thresholds, first)
+        whole, names = {"cells", "above", "bins"}, parts_of(n_classes)
         wrong = [
-            name for name in PARTS
+            name for name in names
             if name not in arrays or arrays[name].dtype != (np.int64 if name in whole else np.float64)
         ]  # fmt: skip
         if wrong:
             raise FedCalError(f"not the sums of an evaluation: {wrong[0]!r} is missing or of another type")
-        samples, cells, moments, above, bins = (arrays[name] for name in PARTS)
+        samples, cells, moments, above, bins = (arrays[name] for name in PARTS[:5])
         size = found.moments[..., 0].size
-        shapes = ((8,), cells.shape[:1], (len(cells) if cells.ndim else 0, 3), found.above.shape, (4, 15))
-        for name, shape in zip(PARTS, shapes, strict=True):
+        rows = len(cells) if cells.ndim else 0
+        shapes = ((8,), cells.shape[:1], (rows, 3), found.above.shape, (4, 15), found.joint.shape)
+        for name, shape in zip(names, shapes, strict=False):
             if arrays[name].shape != shape:
                 raise FedCalError(
                     f"not the sums of an evaluation: {name!r} has shape {arrays[name].shape}, not {shape}"
                 )
         if len(np.unique(cells)) < len(cells) or (len(cells) and not 0 <= cells.min() <= cells.max() < size):
             raise FedCalError("not the sums of an evaluation: its bins are doubled or beyond the last")
-        if not all(np.isfinite(part).all() for part in (samples, moments)):
+        joint = arrays["joint"] if has_joint(n_classes) else found.joint
+        if not all(np.isfinite(part).all() for part in (samples, moments, joint)):
             raise FedCalError("not the sums of an evaluation: a number is not finite")
         found.moments.reshape(-1, 3)[cells] = moments
-        found.samples[:], found.above[:] = samples, above
+        found.samples[:], found.above[:], found.joint[:] = samples, above, joint
         found = replace(found, bins=Reliability(equal_width(15), *bins))
         found._check_counts()
         return found
@@ -258,6 +285,10 @@ class ScoreSums:
         bins = not odd_bins(self.bins.edges, self.bins.sums()[None], int(n)) and self.bins.correct.sum() == right
         if not (inside and spread and adds_up and bins and self._losses_fit() and self._thresholds_fit(count)):
             raise FedCalError("not the sums of an evaluation: they contradict each other")
+        if has_joint(self.n_classes):
+            at = np.flatnonzero(self.thresholds == self.first)
+            above = self.above[:-1, :, at[0]] if len(at) else None
+            check_products(self.joint, self.n_classes, count[:-1].sum(2), above)
 
     def _losses_fit(self) -> bool:
         """Whether the sums of powers may be those of n losses: (Σv)² ≤ n Σv² and (Σv²)² ≤ Σv Σv³."""
@@ -286,7 +317,15 @@ class ScoreSums:
             (self.above, whole.above),
             (self.bins.sums()[:2], whole.bins.sums()[:2]),
         )
-        return all((part <= of).all() for part, of in pairs)
+        exact = whole.n <= ROWS  # otherwise the matrices are of some samples only
+        return all((part <= of).all() for part, of in pairs) and (
+            not exact or bool((self.joint <= whole.joint * (1 + SLACK) + SLACK).all())
+        )
+
+
+def parts_of(n_classes: int) -> tuple[str, ...]:
+    """The names of the arrays of sums of that many classes."""
+    return PARTS if has_joint(n_classes) else PARTS[:-1]
 
 
 def log_odds(z: Array) -> Array:

@@ -47,7 +47,7 @@ def client_evaluate(
         raise FedCalError("--client (--own) needs --scaler, whose personal part is meant")
     check_outputs({"--out": out_file}, [file, scaler])
     thresholds = threshold or [0.5]
-    at = all_thresholds(thresholds)
+    all_thresholds(thresholds)
     calibration = Scaler.load(scaler) if scaler else None
     known = calibration.classes if calibration else ()
     read = read_sites([file], kind_of(probs), parse_classes(classes) or known or None, max_bytes, group or [])
@@ -62,7 +62,7 @@ def client_evaluate(
     if calibration is not None:
         logits = calibration.apply(logits, name if own else None, probs=False)
     names = name_classes(read.classes) or [str(k) for k in range(logits.shape[1])]
-    sums = SiteSums.of(logits, labels, groups, at, min_count)
+    sums = SiteSums.of(logits, labels, groups, thresholds, min_count)
     write_sums(out_file, SiteMessage.of(name, Asked(tuple(names), tuple(thresholds)), sums, groups))
     print(f"{printable(str(out_file))} is for the server: sums of {len(labels)} samples.")
 

@@ -47,7 +47,7 @@ def node_sums(
     found = check_groups({site: groups} if groups else None, {site: len(labels)})[site]
     if len(labels) < min_count:  # it says that it has no samples
         logits, labels, found = logits[:0], labels[:0], {name: values[:0] for name, values in found.items()}
-    sums = SiteSums.of(logits, labels, found, all_thresholds(thresholds), min_count)
+    sums = SiteSums.of(logits, labels, found, thresholds, min_count)
     return SiteMessage.of(site, asked_of(plan, thresholds), sums, found).pack()
 
 

@@ -1,0 +1,107 @@
+"""Means over classes: correlations equal those of the samples, and the intervals cover."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from fedcal.assess.calibration import ERRORS
+from fedcal.assess.influence import influences
+from fedcal.assess.intervals import UNKNOWN, Estimate
+from fedcal.assess.means import Together, mean_over
+from fedcal.assess.measures import measure
+from fedcal.assess.regression import Curve
+from fedcal.assess.sums import ScoreSums, log_odds
+from paper.studies.evaluation import Classes, each_class, macro_coverage
+from scores import classes, sums
+
+
+def shares(z, y, threshold):
+    """The influence functions that have a closed form, at every sample: (samples, classes) by name."""
+    x = log_odds(z)
+    p, of = expit(x), (y[:, None] == np.arange(z.shape[1])).astype(float)
+    chosen = p >= threshold
+    ratio = of.mean(0) / p.mean(0)
+    rate = of.mean(0)
+    beaten = np.empty_like(x)
+    for j in range(z.shape[1]):
+        own, other = np.sort(x[of[:, j] == 1, j]), np.sort(x[of[:, j] == 0, j])
+        below, above = np.searchsorted(other, x[:, j]) / len(other), 1 - np.searchsorted(own, x[:, j]) / len(own)
+        area = below[of[:, j] == 1].mean()
+        beaten[:, j] = np.where(of[:, j], (below - area) / rate[j], (above - area) / (1 - rate[j]))
+    return {
+        "auroc": beaten,
+        "oe_ratio": of - ratio * p,
+        "sensitivity": of * (chosen - (of * chosen).sum(0) / of.sum(0)),
+        "net_benefit": chosen * (of - threshold / (1 - threshold) * (1 - of)),
+    }
+
+
+@pytest.mark.parametrize(("k", "near"), [(3, 0.01), (10, 0.01), (40, 0.03)])
+def test_correlations_are_those_of_the_samples(k, near):
+    z, y = classes(4000, k)
+    threshold = 0.3 if k < 20 else 0.05
+    found = ScoreSums.of(z, y, first=threshold)
+    each, fits = each_class(found)
+    odds = math.log(threshold / (1 - threshold))
+    moved = [(points, influences(points, one, curve, odds)) for one, (points, curve) in zip(each, fits, strict=True)]
+    expected = shares(z, y, threshold)
+    for name, r in zip(expected, Together(found).correlations(moved, list(expected)), strict=True):
+        np.testing.assert_allclose(r, np.corrcoef(expected[name].T), atol=near, err_msg=name)
+
+
+def test_prevalences_add_up_to_one():
+    found = measure(sums(*classes(300, 4)), list("abcd"), (0.5,))["prevalence"]
+    assert found["value"] == pytest.approx(0.25) and found["high"] - found["low"] < 1e-3
+
+
+def test_mean_of_estimates():
+    one, two = Estimate(1.0, 0.0, 2.0), Estimate(3.0, 1.0, 5.0)
+    apart, same = np.eye(3), np.ones((3, 3))
+    assert mean_over([one, two], apart[:2, :2]) == pytest.approx((2, 2 - 5**0.5 / 2, 2 + 5**0.5 / 2))
+    assert mean_over([one, UNKNOWN, two], same) == pytest.approx((2, 0.5, 3.5))
+    skew = Estimate(1.0, 0.5, 3.5)
+    assert mean_over([skew], np.eye(1)) == pytest.approx(skew)
+    assert mean_over([skew] * 2, np.eye(2)).high == pytest.approx(1 + 1 / 2 + 1.5 / 2**0.5)
+    assert mean_over([one, one], np.eye(2), [0.1, 0.3]).high == pytest.approx(1 - 0.2 + 0.1 + 1 / 2**0.5, abs=0.1)
+    assert math.isnan(mean_over([UNKNOWN], np.eye(1)).value)
+
+
+def test_without_the_matrix_the_variance_is_doubled():
+    z, y = classes(600, 101)
+    found, _ = each_class(ScoreSums.of(z, y))
+    r = Together(ScoreSums.of(z, y)).correlations([], ["auroc"])[0]
+    known = [one["auroc"] for one in found]
+    ends, apart = mean_over(known, r), mean_over(known, np.eye(101))
+    assert (ends.high - ends.low) == pytest.approx(2**0.5 * (apart.high - apart.low), rel=0.06)
+
+
+def test_errors_of_classes_without_a_curve_are_left_out():
+    z, y = classes(300, 4)
+    y = np.where(y == 3, 0, y)  # the last class has no cases
+    found = measure(sums(z, y), list("abcd"), (0.5,))
+    each = [found["classes"][name] for name in "abc"]
+    assert found["classes"]["d"]["ici"]["value"] is None
+    for name in ERRORS:
+        assert found[name]["value"] == pytest.approx(np.mean([one[name]["value"] for one in each]))
+        assert 0 <= found[name]["low"] <= found[name]["value"] <= found[name]["high"]
+    assert Curve.of(sums(z, y).points(3)) is None
+
+
+def test_intervals_of_means_cover_and_are_not_far_too_wide():
+    """150 draws. With an assumed correlation those of intercept and O/E covered always, and were three times as long."""
+    population = Classes("too confident", 1.3)
+    (_, cell), *_ = macro_coverage(population, 4, [400], 150, seed=100, samples=500_000)
+    for name, (_, inside, _) in cell["coverage"].items():
+        assert inside >= 0.89, name
+    for name in ("calibration_intercept", "oe_ratio"):
+        assert cell["coverage"][name][1] < 1, name
+
+
+def test_errors_of_which_few_classes_are_off_reach_down_far_enough():
+    """If every class had its part of what was measured, the lower end would be above the truth in a quarter of draws."""
+    (_, cell), *_ = macro_coverage(Classes("two classes off", pair=True), 10, [5000], 30, 100, 500_000)
+    assert all(cell["coverage"][name][1] >= 0.87 for name in ERRORS)
