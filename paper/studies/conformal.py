@@ -75,7 +75,7 @@ def measure(path: Path, method: str, alpha: float, score: str) -> dict[str, Any]
     site = fitted["site"]
     return {
         "calibration": {name: len(y) for name, (_, y) in cal.items()},
-        "held_out": int(site.params["set_counts"]),
+        "held_out": int(site.params["set_counts"].sum()),
         "bytes_up": {c: scaler.ledger.total_up for c, scaler in fitted.items()},
         "sites": found,
     }
