@@ -159,7 +159,7 @@ def steal_within_fed_matrix(logits: np.ndarray, labels: np.ndarray) -> tuple[int
 
 
 def steal_within_fedcal_plus(logits: np.ndarray, labels: np.ndarray) -> tuple[int, int]:
-    """Six maps of all samples and six of those outside each fold in every request: six knives, each with planes of its own."""
+    """Six maps of all samples and six of those outside each fold in every request: six knives with planes of their own."""
     server = Attacker(Client("fedcal-plus", logits, labels, policy=Policy()), check=True)
     knives = {fold: Knife(asks_matrices(server, SHARPEST), 1e-3, 6) for fold in (ALL, *range(FOLDS))}
 

@@ -21,7 +21,11 @@ def biases(points: Points, found: Mapping[str, Estimate], curve: Curve | None) -
         found: its measures.
         curve: its calibration curve.
     """
-    known = {"brier_discrimination": _discrimination(points, curve)}
+    n, share = points.w.sum(), float(points.w @ points.y) / max(points.w.sum(), 1.0)
+    known = {
+        "brier_discrimination": _discrimination(points, curve),
+        "brier_uncertainty": -share * (1 - share) / max(n, 1.0),
+    }
     if has_both(points):
         shift, slope = (np.nan_to_num(found[f"calibration_{name}"].value) for name in ("intercept", "slope"))
         x, ones = points.x, np.ones((len(points.x), 1))

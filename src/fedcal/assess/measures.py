@@ -23,6 +23,8 @@ from fedcal.assess.sums import CURVE, TABLE, Points, ScoreSums, grid
 from fedcal.base.bins import equal_mass
 
 SHARES = ("auroc", "auprc", "sensitivity", "specificity", "ppv", "npv")  # between 0 and 1
+# Means over classes of these have no interval if a class has cases, but fewer than so many: it would hold too seldom.
+CASES = {"auroc": 10, "calibration_slope": 10, "auprc": 30, "brier_discrimination": 30}
 TENTHS = 10  # groups of samples beside the curve
 LEAST = 10  # samples in each
 PLACES = 41  # at which a calibration curve is given
@@ -143,12 +145,15 @@ def over_classes(
     moved = [(points, influences(points, one, curve, odds)) for one, (points, curve) in zip(found, fits, strict=True)]
     bias = [biases(points, one, curve) for one, (points, curve) in zip(found, fits, strict=True)]
     rates = [Decisions.at(sums, row, (sums.first,))[0].rates() for row in range(len(found))]
+    fewest = min((cases for row in range(len(found)) if (cases := sums.counts(row)[1])), default=0)
     means = {}
     for name, r in zip(names, together.correlations(moved, names), strict=True):
         known = [one[name] for one in found]
         if name in rates[0]:
             known = [rate[name] if math.isfinite(one.value) else one for rate, one in zip(rates, known, strict=True)]
         means[name] = mean_over(known, r, [one.get(name, 0.0) for one in bias])
+        if fewest < CASES.get(name, 0):
+            means[name] = Estimate(means[name].value)
         if name in SHARES:
             means[name] = means[name].within(0.0, 1.0)
     curves = [(row, points, curve) for row, (points, curve) in enumerate(fits) if curve is not None]
