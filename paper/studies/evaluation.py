@@ -225,12 +225,14 @@ def save(path: Path | None, found: dict[str, Any], about: dict[str, Any]) -> Non
 def extremes(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     """A Markdown table: the lowest and the highest coverage over populations, by measure and number of samples."""
     sizes = sorted({n for by_size in found.values() for n in by_size}, key=int)
-    names = list(next(iter(next(iter(found.values())).values()))["coverage"])
+    names = dict.fromkeys(name for by_size in found.values() for one in by_size.values() for name in one["coverage"])
     lines = [f"| measure | {' | '.join(f'n = {int(n):,}' for n in sizes)} |", f"|---|{'---:|' * len(sizes)}"]
     for name in names:
         cells = [[one[n]["coverage"].get(name) for one in found.values() if n in one] for n in sizes]
         shares = [[100 * cell[1] for cell in one if cell] for one in cells]
-        said = (f"{min(one):.1f} – {max(one):.1f}" if len(one) > 1 else f"{one[0]:.1f}" for one in shares)
+        said = (
+            " – ".join(f"{end:.1f}" for end in dict.fromkeys((min(one), max(one)))) if one else "" for one in shares
+        )
         lines.append(f"| `{name}` | {' | '.join(said)} |")
     return "\n".join(lines)
 

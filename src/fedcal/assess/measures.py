@@ -24,7 +24,7 @@ from fedcal.base.bins import equal_mass
 
 SHARES = ("auroc", "auprc", "sensitivity", "specificity", "ppv", "npv")  # between 0 and 1
 # Means over classes of these have no interval if a class has cases, but fewer than so many: it would hold too seldom.
-CASES = {"auroc": 10, "calibration_slope": 10, "auprc": 30, "brier_discrimination": 30}
+CASES = {"auroc": 10, "calibration_slope": 10, "auprc": 50, "brier_discrimination": 30}
 TENTHS = 10  # groups of samples beside the curve
 LEAST = 10  # samples in each
 PLACES = 41  # at which a calibration curve is given
