@@ -108,3 +108,15 @@ def test_sums_of_other_first_thresholds_do_not_add():
     z, y = classes(20, 3)
     with pytest.raises(FedCalError, match="do not add"):
         _ = ScoreSums.of(z, y, first=0.2) + ScoreSums.of(z, y, first=0.3)
+
+
+def test_what_it_tells_of_a_single_sample_of_a_class():
+    """All of its probabilities, as docs/evaluate.md says: products with the sums of its own class are its functions."""
+    rng, k = np.random.default_rng(0), 10
+    y = np.append(rng.integers(1, k, size=399), 0)
+    z = 1.5 * (rng.normal(size=(400, k)) + np.eye(k)[y])
+    at = joint.knots(k)
+    matrix = square(sums(z, y).joint, k).reshape(k, 2, len(at) + 1, k, 2, len(at) + 1)
+    of_it = matrix[0, 1, :-1].sum(0)  # the hats of its class add up to 1
+    found = np.concatenate([of_it[:1, 1], of_it[1:, 0]])[:, :-1] @ at
+    np.testing.assert_allclose(found, np.clip(log_odds(z)[-1], at[0], at[-1]), atol=1e-9)

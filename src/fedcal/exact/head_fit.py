@@ -33,7 +33,7 @@ SCALES = 2.0 ** np.linspace(-2, 0.5, 11)
 UNSURE = (
     0.1  # of the model's own head, to start from: where a model is sure and wrong, its loss has too little curvature
 )
-MIN_SAMPLES = 75  # to calibrate on: fewer cannot tell whether a head, which fits all of them, is better than a map
+MIN_HEAD_SAMPLES = 75  # to calibrate on: fewer cannot tell whether a head, which fits all of them, is better than a map
 CHOOSING_ROUNDS = 12  # of fits to choose among
 FOLD_ROUNDS = 4  # of the best ones' fits without a fold
 FRESH = 4  # rounds at first, and then every so many, in which a Hessian is asked for
@@ -364,7 +364,7 @@ def choose_head(
             be right less often.
         clients: their log takes what the head gains.
     """
-    if clients.n < MIN_SAMPLES:
+    if clients.n < MIN_HEAD_SAMPLES:
         return None
     units = Units.of((yield HeadStart()), clients)
     tried = yield from fit_heads(tuple(units.d * ridge for ridge in RIDGES), units, clients)

@@ -268,8 +268,8 @@ def warn_if_stopped(descent: Descent) -> None:
 class Group:
     """Descents of one family over the samples outside one fold; their order is one in which neighbours are alike.
 
-    A group with a `guide` asks for no curvature: that of the guide, the same descents over all samples, serves it too, less
-    the fold's share. It goes after its guide in the same rounds.
+    A group with a `guide` asks for no curvature: that of the guide, descents of its family over all samples, serves it too,
+    less the fold's share. It goes after its guide in the same rounds.
     """
 
     family: str

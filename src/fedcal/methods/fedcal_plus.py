@@ -180,12 +180,12 @@ def choose_family(
     scores = yield from score(tried, clients)
     chosen = 0
     for family in tuple(ridges)[1:]:
-        those = [i for i, of in enumerate(tried) if of.family == family]
-        # Of a fit that has not arrived, the final one is another, with another loss; a large one goes on for few steps only.
-        fit = [i for i in those if tried[i].settled] if not is_large(family, len(ridges[family]), clients.k) else those
-        if not fit:
+        eligible = [i for i, candidate in enumerate(tried) if candidate.family == family]
+        if not is_large(family, len(ridges[family]), clients.k):  # those go on for few steps only, and change little
+            eligible = [i for i in eligible if tried[i].settled]
+        if not eligible:
             continue
-        best = scores.best(fit)
+        best = scores.best(eligible)
         gain, error = scores.paired(chosen, best)
         as_right = chosen > 0 or float(scores.hits[best]) >= float(scores.hits[0])
         clients.log[f"{family}_gain"] = gain
