@@ -39,6 +39,14 @@ def table1(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
     return [c for data in (DATA[:1] if quick else DATA) for c in paper_cells(data, BETAS, seeds, device, quick)]
 
 
+def untouched(device: str) -> list[Config]:
+    """Federations that no method was developed or measured on before: other seeds, and other nets."""
+    others = {"mnist": "mlp", "svhn": "resnet14", "cifar10": "cnn", "cifar100": "resnet14"}
+    given: dict[str, Any] = {"device": device, "method": ("uncal",)}
+    same = [c for data in DATA for c in paper_cells(data, seeds=(3, 4), **given)]
+    return same + [c for data, net in others.items() for c in paper_cells(data, seeds=(3,), model=net, **given)]
+
+
 def momentum(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
     """Table 1's federations trained without momentum."""
     sets = DATA[:1] if quick else DATA

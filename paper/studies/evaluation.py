@@ -1,7 +1,7 @@
 """How often the intervals of `fedcal.evaluate` contain the truth, by simulation.
 
-    python -m paper.studies.evaluation --draws 1000 --out paper/results/studies/evaluation.json
-    python -m paper.studies.evaluation --classes 4 10 --draws 500 --out paper/results/studies/evaluation-classes.json
+    python -m paper.studies.evaluation --draws 1000 --jobs 16 --out paper/results/studies/evaluation.json
+    python -m paper.studies.evaluation --classes 3 4 10 --draws 1000 --jobs 16 --out FILE.json
 
 Log-odds x are normal, outcomes follow the log-odds a + b x: a calibrated model (0, 1), one that is too confident, one that is
 too low, one of a rare outcome, and one that is far too confident. The truth is the population's value, from sums over a fine
@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
@@ -34,6 +35,9 @@ from fedcal.measure.reliability import equal_width, find_bins
 from paper.results import machine, write
 
 THRESHOLD = 0.3
+PART = 25  # draws of one task
+SAMPLES = 2_000_000  # of which the truth of several classes is taken
+Counts = dict[str, np.ndarray]  # by measure: draws whose interval is below, around and above the truth, or is not given
 
 
 @dataclass(frozen=True)
@@ -104,23 +108,30 @@ WORLDS = (
 )
 
 
-def coverage(world: World, n: int, draws: int, seed: int = 0) -> dict[str, Any]:
-    """For each measure the share of draws whose interval is below, around and above the truth; and the tests' sizes."""
+def count(counts: Counts, name: str, interval: tuple[float | None, float | None], value: float) -> None:
+    """Add one draw: whether the interval lies below the truth, around it or above it, or there is none."""
+    low, high = (math.nan if end is None else end for end in interval)
+    if not math.isfinite(value):
+        return
+    given = math.isfinite(low) and math.isfinite(high)
+    miss = [high < value - 1e-12, low - 1e-12 <= value <= high + 1e-12, low > value + 1e-12, not given]
+    counts[name] = counts.get(name, np.zeros(4)) + miss
+
+
+def draw_binary(world: World, n: int, draws: int, seed: Sequence[int]) -> Counts:
+    """How the intervals of some draws lie; and how often the tests reject, as the second of four numbers."""
     truth, rng = world.truth(), np.random.default_rng(seed)
-    misses = {name: np.zeros(3) for name in truth}
-    rejected = dict.fromkeys(("score", "spiegelhalter"), 0.0)
+    counts: Counts = {}
     for _ in range(draws):
         x, y = world.draw(n, rng)
         logits = np.stack([np.zeros(n), x], axis=1)
         found = measure(ScoreSums.of(logits, y), ("0", "1"), (THRESHOLD,))
         for name, value in truth.items():
-            low, high = found[name]["low"], found[name]["high"]
-            if low is not None and high is not None:
-                misses[name] += [high < value - 1e-12, low - 1e-12 <= value <= high + 1e-12, low > value + 1e-12]
-        for name in rejected:
-            rejected[name] += found["tests"][name]["p"] < 0.05
-    shares = {name: (counts / max(counts.sum(), 1)).tolist() for name, counts in misses.items()}
-    return {"coverage": shares, "rejected": {name: value / draws for name, value in rejected.items()}}
+            count(counts, name, (found[name]["low"], found[name]["high"]), value)
+        for name in ("score", "spiegelhalter"):
+            rejected = np.array([0, found["tests"][name]["p"] < 0.05, 0, 0])
+            counts[f"test {name}"] = counts.get(f"test {name}", np.zeros(4)) + rejected
+    return counts
 
 
 @dataclass(frozen=True)
@@ -177,43 +188,53 @@ def each_class(sums: ScoreSums) -> tuple[list[dict[str, Estimate]], list[tuple[P
     return found, fits
 
 
-def macro_coverage(
-    population: Classes, k: int, sizes: list[int], draws: int, seed: int = 0, samples: int = 2_000_000
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """For each size: (size, coverage) of the means over k classes, one against the rest.
+def draw_classes(
+    population: Classes, k: int, n: int, draws: int, seed: Sequence[int], truth: list[dict[str, float]]
+) -> Counts:
+    """How the intervals of the means over k classes lie, one class against the rest.
 
-    The truth, of so many samples, is the mean over the classes that have the measure in the draw (a class without cases has
-    none).
+    The truth is the mean over the classes that have the measure in the draw (a class without cases has none).
     """
-    truth = population.truth(k, samples)
-    for n in sizes:
-        rng, counts = np.random.default_rng([seed, n]), {}
-        for _ in range(draws):
-            sums = population.sums(n, k, rng)
-            found, fits = each_class(sums)
-            for name, (_, low, high) in over_classes(sums, found, fits).items():
-                known = [t[name] for t, one in zip(truth, found, strict=True) if math.isfinite(one[name].value)]
-                value = float(np.mean(known)) if known else math.nan
-                if math.isfinite(low) and math.isfinite(value):
-                    miss = [high < value - 1e-12, low - 1e-12 <= value <= high + 1e-12, low > value + 1e-12]
-                    counts[name] = counts.get(name, np.zeros(3)) + miss
-        yield n, {"draws": draws, "coverage": {name: (one / one.sum()).tolist() for name, one in counts.items()}}
+    rng = np.random.default_rng(seed)
+    counts: Counts = {}
+    for _ in range(draws):
+        sums = population.sums(n, k, rng)
+        found, fits = each_class(sums)
+        for name, (_, low, high) in over_classes(sums, found, fits).items():
+            known = [t[name] for t, one in zip(truth, found, strict=True) if math.isfinite(one[name].value)]
+            count(counts, name, (low, high), float(np.mean(known)) if known else math.nan)
+    return counts
+
+
+def gather(parts: Iterable[Counts], draws: int) -> dict[str, Any]:
+    """The shares of draws: of intervals that are below, around and above the truth among those that are given."""
+    total: Counts = {}
+    for one in parts:
+        for name, counts in one.items():
+            total[name] = total.get(name, np.zeros(4)) + counts
+    shares = {name: (counts[:3] / max(counts[:3].sum(), 1)).tolist() for name, counts in total.items()}
+    return {
+        "draws": draws,
+        "coverage": {name: one for name, one in shares.items() if not name.startswith("test ") and sum(one)},
+        "without": {name: one[3] / one.sum() for name, one in total.items() if one[3]},
+        "rejected": {n.removeprefix("test "): one[1] / draws for n, one in total.items() if n.startswith("test ")},
+    }
 
 
 def show(name: str, sizes: dict[str, dict[str, Any]]) -> None:
     """Print one population's table."""
     print(f"\n{name}: coverage in % (interval too low / too high)", *sizes)
-    for measure_name in next(iter(sizes.values()))["coverage"]:
-        shares = [one["coverage"][measure_name] for one in sizes.values()]
+    for measure_name in dict.fromkeys(name for one in sizes.values() for name in one["coverage"]):
+        shares = [one["coverage"].get(measure_name, [math.nan] * 3) for one in sizes.values()]
         cells = (f"{100 * inside:5.1f} ({100 * below:.1f}/{100 * above:.1f})" for below, inside, above in shares)
         print(f"{measure_name:22}", *(f"{cell:>18}" for cell in cells))
-    print("tests reject", {n: one.get("rejected") for n, one in sizes.items()}, flush=True)
+    print("tests reject", {n: one["rejected"] for n, one in sizes.items()}, flush=True)
 
 
-def save(path: Path | None, found: dict[str, Any], about: dict[str, Any]) -> None:
+def save(path: Path | None, found: dict[str, Any]) -> None:
     """Write the study, and its table beside it."""
     if path:
-        write(path, {**about, **machine(), **found})
+        write(path, {**machine(), **found})
         kinds = list(dict.fromkeys(name.partition(":")[0] for name in found if ":" in name))
         parts = [
             f"{kind}\n\n{extremes({name: one for name, one in found.items() if name.startswith(f'{kind}:')})}\n"
@@ -244,26 +265,37 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=[200, 1000, 5000, 20000])
     parser.add_argument("--classes", type=int, nargs="*", help="means over so many classes instead, such as 4 10")
     parser.add_argument("--populations", nargs="*", default=[one.name for one in POPULATIONS], help="with --classes")
-    parser.add_argument("--seed", type=int, default=0, help="with --classes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes; the results are the same for any number")
     parser.add_argument("--out", type=Path, help="a JSON file; the table of extremes is written beside it")
     options = parser.parse_args()
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    if options.classes:
-        if options.out and options.out.exists():  # more of the same study
-            before = json.loads(options.out.read_text(encoding="utf-8"))
-            found = {name: one for name, one in before.items() if " classes: " in name}
-        for k, one in product(options.classes, POPULATIONS):
-            if one.name in options.populations:
-                cells = found.setdefault(f"{k} classes: {one.name}", {})
-                for n, cell in macro_coverage(one, k, options.sizes, options.draws, options.seed):
-                    cells[str(n)] = cell
-                    save(options.out, found, {})
-                show(f"{k} classes: {one.name}", cells)
-        return
-    for world in WORLDS:
-        found[world.name] = {str(n): coverage(world, n, options.draws) for n in options.sizes}
-        show(world.name, found[world.name])
-    save(options.out, found, {"draws": options.draws})
+    if options.classes and options.out and options.out.exists():  # more of the same study
+        before = json.loads(options.out.read_text(encoding="utf-8"))
+        found = {name: one for name, one in before.items() if " classes: " in name}
+    parts = [(i, min(PART, options.draws - PART * i)) for i in range(-(-options.draws // PART))]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        pending: dict[tuple[str, int], list[Future[Counts]]] = {}
+        if options.classes:
+            populations = [one for one in POPULATIONS if one.name in options.populations]
+            pairs = list(product(sorted(options.classes, reverse=True), populations))  # the longest first
+            truths = {pair: pool.submit(pair[1].truth, pair[0], SAMPLES) for pair in pairs}
+            for (k, one), truth in truths.items():
+                for n in options.sizes:
+                    pending[f"{k} classes: {one.name}", n] = [
+                        pool.submit(draw_classes, one, k, n, draws, [options.seed, n, i], truth.result())
+                        for i, draws in parts
+                    ]
+        else:
+            for world, n in product(WORLDS, options.sizes):
+                pending[world.name, n] = [
+                    pool.submit(draw_binary, world, n, draws, [options.seed, n, i]) for i, draws in parts
+                ]
+        for (name, n), futures in pending.items():
+            found.setdefault(name, {})[str(n)] = gather((future.result() for future in futures), options.draws)
+            save(options.out, found)
+            if n == options.sizes[-1]:
+                show(name, found[name])
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
     git worktree add OLD 09aafac
     python -m paper.studies.few_rounds recordings/* --old OLD [--jobs 14] [--out FILE.json]
+    python -m paper.studies.few_rounds --train recordings --device cuda --old OLD
 
-Each path is a recording or an archive (paper/logits.py). Scalers are fitted on the calibration splits; the whole
+Each path is a recording or an archive (paper/logits.py). `--train` trains and records federations of other seeds and other
+nets than the tables' (`plan.untouched`), and measures these too. Scalers are fitted on the calibration splits; the whole
 test set is used once, to measure. The other checkout's code is used in processes of their own, through what both commits
 have in common: `fedcal.calibrate`, the scaler it gives, and tallies. Bytes are all that one client sends and receives.
 """
@@ -93,7 +95,11 @@ def show(table: dict[str, dict[str, Any]], commits: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("paths", nargs="*", type=Path)
+    parser.add_argument(
+        "--train", type=Path, help="folder of recordings of untouched federations; trains what is missing"
+    )
+    parser.add_argument("--device", default="cpu", help="with --train")
     parser.add_argument("--old", type=Path, help="a checkout of the other commit")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--out", type=Path)
@@ -106,6 +112,10 @@ def main() -> None:
 
     checkouts = {commit_of(place): place for place in ([args.old] if args.old else []) + [ROOT]}
     paths = [path.resolve() for path in args.paths]
+    if args.train:
+        from paper import cells, plan
+
+        paths += [path.resolve() for path in cells.train(plan.untouched(args.device), args.train, print)]
     with ThreadPoolExecutor(args.jobs) as pool:
         futures = {p: {c: pool.submit(by_checkout, at, p) for c, at in checkouts.items()} for p in paths}
         table = {p.stem if p.is_file() else p.name: {c: f.result() for c, f in of.items()} for p, of in futures.items()}

@@ -10,7 +10,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from fedcal.assess.intervals import difference, mean, on_logit, wilson
 from fedcal.assess.spread import random_effects, spread
-from paper.studies.evaluation import WORLDS, coverage
+from paper.studies.evaluation import WORLDS, draw_binary, gather
 
 
 def test_wilson_is_statsmodels():
@@ -68,6 +68,6 @@ def test_spread_leaves_out_sites_without_the_measure():
 
 def test_intervals_cover():
     """A small version of paper/studies/evaluation.py: of 40 draws, 95 % are 38; 31 or fewer are not by chance."""
-    found = coverage(WORLDS[1], 300, 40)["coverage"]
+    found = gather([draw_binary(WORLDS[1], 300, 40, [0])], 40)["coverage"]
     missed = {name: inside for name, (_, inside, _) in found.items() if inside < 32 / 40}
     assert missed == {}

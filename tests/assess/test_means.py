@@ -15,7 +15,7 @@ from fedcal.assess.means import Together, mean_over
 from fedcal.assess.measures import measure
 from fedcal.assess.regression import Curve
 from fedcal.assess.sums import ScoreSums, log_odds
-from paper.studies.evaluation import Classes, each_class, macro_coverage
+from paper.studies.evaluation import Classes, draw_classes, each_class, gather
 from scores import classes, sums
 
 
@@ -94,7 +94,7 @@ def test_errors_of_classes_without_a_curve_are_left_out():
 def test_intervals_of_means_cover_and_are_not_far_too_wide():
     """150 draws. With an assumed correlation those of intercept and O/E covered always, and were three times as long."""
     population = Classes("too confident", 1.3)
-    (_, cell), *_ = macro_coverage(population, 4, [400], 150, seed=100, samples=500_000)
+    cell = gather([draw_classes(population, 4, 400, 150, [100, 400], population.truth(4, 500_000))], 150)
     for name, (_, inside, _) in cell["coverage"].items():
         assert inside >= 0.89, name
     for name in ("calibration_intercept", "oe_ratio"):
@@ -103,5 +103,6 @@ def test_intervals_of_means_cover_and_are_not_far_too_wide():
 
 def test_errors_of_which_few_classes_are_off_reach_down_far_enough():
     """If every class had its part of what was measured, the lower end would be above the truth in a quarter of draws."""
-    (_, cell), *_ = macro_coverage(Classes("two classes off", pair=True), 10, [5000], 30, 100, 500_000)
+    population = Classes("two classes off", pair=True)
+    cell = gather([draw_classes(population, 10, 5000, 30, [100, 5000], population.truth(10, 500_000))], 30)
     assert all(cell["coverage"][name][1] >= 0.87 for name in ERRORS)
