@@ -145,7 +145,7 @@ def terminal(results: Results) -> Table:
         table.add_column(title, justify="right", no_wrap=column.bold, min_width=widest)
     for row in body:
         table.add_row(
-            escape(narrow(row.method)), *_marked(row, shown, lambda text: f"[bold]{stacked(text)}[/bold]", stacked)
+            escape(narrow(row.method)), *marked(row, shown, lambda text: f"[bold]{stacked(text)}[/bold]", stacked)
         )
     return table
 
@@ -171,7 +171,7 @@ def markdown(results: Results) -> str:
 
     shown = columns(results)
     head = [line(["Method", *(c.title for c in shown)]), line(["---", *("---:" for _ in shown)])]
-    body = [line([_escape_markdown(row.method), *_marked(row, shown, bold, _escape_markdown)]) for row in rows(results)]
+    body = [line([_escape_markdown(row.method), *marked(row, shown, bold, _escape_markdown)]) for row in rows(results)]
     return "\n".join([*head, *body, "", note(results), ""])
 
 
@@ -182,11 +182,11 @@ def latex(results: Results) -> str:
         results: of a run, as `load` gives them.
     """
     shown = columns(results)
-    body = [[row.method, *_marked(row, shown, Bold)] for row in rows(results)]
+    body = [[row.method, *marked(row, shown, Bold)] for row in rows(results)]
     return latex_table(["Method", *(c.title for c in shown)], body, note=note(results))
 
 
-def _marked(row: Row, shown: list[Column], bold: Callable[[str], str], plain: Callable[[str], str] = str) -> list[str]:
+def marked(row: Row, shown: list[Column], bold: Callable[[str], str], plain: Callable[[str], str] = str) -> list[str]:
     """The cells; in the best row the column that decides goes through `bold`, all others through `plain`."""
     return [
         bold(text) if row.best and column.bold else plain(text) for column, text in zip(shown, row.cells, strict=True)
