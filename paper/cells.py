@@ -103,7 +103,7 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False, fea
         yield from (runs / name_of(cell) for cell in group)
 
 
-def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool, features: bool = False) -> None:
+def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool, features: bool) -> None:
     """Train cells that share an engine, and write their recordings."""
     began, first = time.perf_counter(), cells[0]
     states = [_assemble(first)]

@@ -70,10 +70,10 @@ READINGS: dict[str, Method] = {
 }
 
 
-def development(dataset: Dataset, seed: int, share: float = 0.15) -> Dataset:
-    """Only the training set, with a share of it in place of the test set."""
+def development(dataset: Dataset, seed: int) -> Dataset:
+    """Only the training set, with 15 % of it in place of the test set."""
     order = torch.randperm(len(dataset.train_y), generator=torch_rng(seed, "development"))
-    held = round(share * len(order))
+    held = round(0.15 * len(order))
     judge, rest = order[:held], order[held:]
     x, y = dataset.train_x, dataset.train_y
     return replace(dataset, train_x=x[rest], train_y=y[rest], test_x=x[judge], test_y=y[judge])

@@ -50,6 +50,7 @@ def _mean_worst(method: dict[str, Any], group: str, digits: int) -> str:
     return f"{percent(method[group]['ece'], digits)} / {percent(method[group].get('worst_ece'), digits)}"
 
 
+WIDTH = 14  # characters of a label in the terminal
 TOP3 = "Top-3 %"
 COLUMNS = (
     Column("Acc. %", lambda m, d: percent(m["global"]["accuracy"], d)),
@@ -150,10 +151,10 @@ def terminal(results: Results) -> Table:
     return table
 
 
-def narrow(label: str, width: int = 14) -> str:
-    """A label in lines of about that width, broken between options and, if need be, before an option's value."""
+def narrow(label: str) -> str:
+    """A label in lines of about WIDTH, broken between options and, if need be, before an option's value."""
     lines = in_two_lines(label).replace(", ", ",\n").splitlines()
-    return "\n".join(line if len(line) <= width else line.replace("=", "=\n") for line in lines)
+    return "\n".join(line if len(line) <= WIDTH else line.replace("=", "=\n") for line in lines)
 
 
 def markdown(results: Results) -> str:
