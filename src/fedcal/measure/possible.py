@@ -8,22 +8,26 @@ sums            a squared error of at most 2 per sample; a loss that is not nega
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from fedcal.measure.reliability import Reliability
-
-if TYPE_CHECKING:
-    from fedcal.measure.tally import Tally  # which imports this module
 
 SLACK = 1e-6  # rounding of a sum, per sample
 MOST = 10**12  # samples
 HIGHEST = 4e15  # of a sample's loss: logits may lie so far apart
 
 
-def contradiction(tally: Tally) -> str:
-    """Return why no samples give a tally, in words; empty where some may."""
+def contradiction(tally: Any) -> str:
+    """Return why no samples give a tally.
+
+    Args:
+        tally: a `Tally`, whose module imports this one.
+
+    Returns:
+        The reason in words; empty where the tally may be of samples.
+    """
     n, k = tally.n, len(tally.classes)
     slack = SLACK * (n + 1)
     counts = (tally.classes[:, :2], tally.hits, tally.predicted)
