@@ -22,6 +22,7 @@ from fedcal.data import Dataset, load
 from fedcal.methods import METHODS, Method
 from fedcal.methods.fedcal import FedCal
 from fedcal.simulate import federation
+from fedcal.simulate.assemble import assemble, calibration
 from paper.results import STUDIES, add
 
 BASE = FedCal(
@@ -102,9 +103,9 @@ def main() -> None:
         device=args.device,
     ).resolve()
     began = time.perf_counter()
-    state = federation.assemble(config, development(load(args.data), args.seed))
+    state = assemble(config, development(load(args.data), args.seed))
     k = len(state.classes)
-    state.calibrations = {name: federation.calibration(method, k, config) for name, method in READINGS.items()}
+    state.calibrations = {name: calibration(method, k, config) for name, method in READINGS.items()}
     federation.train(
         state,
         args.rounds,
