@@ -38,7 +38,7 @@ def fit(method: str, clients: int, samples: int, classes: int) -> dict[str, Any]
     whole = blake2b(digest_size=8)
     for params in (fitted.params, *(own for _, own in sorted(fitted.personal.items()))):
         for name, value in sorted(params.items()):
-            whole.update(name.encode() + value.contiguous().numpy().tobytes())
+            whole.update(name.encode() + value.tobytes())
     return {**found, "digest": whole.hexdigest()}
 
 

@@ -34,6 +34,7 @@ from fedcal.methods.fedcal import FedCal
 from fedcal.nets.mlp import Net
 from fedcal.protocol import Scaler, Server
 from fedcal.simulate import federation
+from fedcal.simulate.assemble import assemble
 from fedcal.simulate.config import Config
 from fedcal.transport.memory import calibrate
 from paper import results
@@ -103,7 +104,7 @@ def train(cells: Iterable[Config], runs: Path, say: Say, tune: bool = False, fea
         yield from (runs / name_of(cell) for cell in group)
 
 
-def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool, features: bool = False) -> None:
+def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool, features: bool) -> None:
     """Train cells that share an engine, and write their recordings."""
     began, first = time.perf_counter(), cells[0]
     states = [_assemble(first)]
@@ -147,7 +148,7 @@ def _train_group(cells: list[Config], runs: Path, say: Say, tune: bool, features
 
 def _assemble(cell: Config, train: federation.Trainer | None = None) -> federation.Federation:
     """The cell's federation; its methods are fitted later, on the recording."""
-    return federation.assemble(replace(cell, method=("uncal",)), _dataset(cell), train)
+    return assemble(replace(cell, method=("uncal",)), _dataset(cell), train)
 
 
 def _keeps_rounds(cell: Config) -> bool:

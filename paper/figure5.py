@@ -26,7 +26,7 @@ from fedcal.nets.matching import match, permute, permuted_share
 from fedcal.nets.mlp import Net, init_mlp, order_preserving
 from fedcal.nets.train import train_scaler
 from fedcal.nets.training import Training
-from fedcal.simulate import federation
+from fedcal.simulate.assemble import assemble
 from fedcal.simulate.config import Config
 from paper.by_seed import by_seed, origin
 from paper.present import spread
@@ -87,7 +87,7 @@ def frozen(config: Config) -> tuple[Samples, Samples]:
     """FedAvg's final model on each client's calibration and test samples."""
     dataset = load(config.data, seed=config.seed)
     few = replace(dataset, train_x=dataset.train_x[:TRAIN], train_y=dataset.train_y[:TRAIN])
-    state = federation.assemble(config.resolve(), few)
+    state = assemble(config.resolve(), few)
     for _ in range(config.rounds):
         run_rounds([state])
     cal = [(predict(state.model, client.cal_x), client.cal_y) for client in state.clients]

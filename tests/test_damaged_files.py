@@ -25,6 +25,7 @@ from fedcal.cli import main as cli
 from fedcal.protocol.wire import unpack_reply
 from fedcal.report import load, markdown
 from fedcal.simulate import federation
+from fedcal.simulate.assemble import assemble
 from fedcal.simulate.checkpoint import load_checkpoint, save_checkpoint
 from fedcal.simulate.config import Config
 from tamper import mutate_json, mutate_tensors
@@ -61,7 +62,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if number == 1:
                     run(f"server receive {name} {name}/siteA-0001.safetensors {name}/siteB-0001.safetensors")
         run("run --data synthetic --limit 200 --clients 2 --rounds 2 --method uncal --method avg-t --out run -q")
-    state = federation.assemble(CONFIG.resolve())
+    state = assemble(CONFIG.resolve())
     federation.train(state, 1, lambda *_: None)
     save_checkpoint(place / "checkpoint.safetensors", state)
     return place
@@ -164,7 +165,7 @@ def test_what_a_server_reads(name: str, place: Path, capsys: pytest.CaptureFixtu
 
 def test_checkpoints(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def resume() -> None:
-        load_checkpoint(Path("checkpoint.safetensors"), federation.assemble(CONFIG.resolve()))
+        load_checkpoint(Path("checkpoint.safetensors"), assemble(CONFIG.resolve()))
 
     damage(Path("checkpoint.safetensors"), mutate_tensors, lambda: tried(resume), lambda: None, capsys)
 

@@ -20,7 +20,7 @@ from scipy.stats import beta
 
 from fedcal.base.seeds import numpy_rng
 from fedcal.base.store import write_bytes
-from fedcal.measure.reliability import LIMB, Reliability, equal_width, find_bins
+from fedcal.measure.reliability import Reliability, equal_width, find_bins, limbs
 from paper.results import STUDIES, commit
 
 SAMPLES = (200, 1_000, 5_000, 20_000, 100_000)
@@ -76,9 +76,7 @@ class Population:
         count = rng.multinomial(n, np.full(ATOMS, 1 / ATOMS), times)
         hits = rng.binomial(count, self.accuracy)
         for c, h in zip(count, hits, strict=True):
-            scaled = (c * self.confidence) @ group * 2.0**LIMB
-            high = np.floor(scaled)
-            sums = (c @ group, h @ group, high, (scaled - high) * 2.0**LIMB)
+            sums = (c @ group, h @ group, *limbs((c * self.confidence) @ group))
             yield Reliability(EDGES, *(np.rint(part).astype(np.int64) for part in sums))
 
 

@@ -32,6 +32,7 @@ from fedcal.data.hospitals import HOSPITALS, read
 from fedcal.learn.local import predict
 from fedcal.measure.tally import Tally
 from fedcal.simulate import federation
+from fedcal.simulate.assemble import assemble
 from paper.results import write
 
 METRICS = ("accuracy", "nll", "ece", "ece_floor", "debiased_l2")
@@ -56,7 +57,7 @@ def without(left_out: int) -> Dataset:
 def served(left_out: int, seed: int) -> dict[str, dict[str, float]]:
     """Each method's metrics at the hospital that took no part."""
     config = Config(data="heart", cal_fraction=0.3, seed=seed, method=("uncal",)).resolve()
-    state = federation.assemble(config, without(left_out))
+    state = assemble(config, without(left_out))
     federation.train(state, config.rounds, lambda *_: None)
     clients = {c.name: (predict(state.model, c.cal_x), c.cal_y) for c in state.clients}
     logits, labels = predict(state.model, state.clients[0].test_x), state.clients[0].test_y

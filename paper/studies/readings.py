@@ -22,6 +22,7 @@ from fedcal.data import Dataset, load
 from fedcal.methods import METHODS, Method
 from fedcal.methods.fedcal import FedCal
 from fedcal.simulate import federation
+from fedcal.simulate.assemble import assemble, calibration
 from paper.results import STUDIES, add
 
 BASE = FedCal(
@@ -70,10 +71,10 @@ READINGS: dict[str, Method] = {
 }
 
 
-def development(dataset: Dataset, seed: int, share: float = 0.15) -> Dataset:
-    """Only the training set, with a share of it in place of the test set."""
+def development(dataset: Dataset, seed: int) -> Dataset:
+    """Only the training set, with 15 % of it in place of the test set."""
     order = torch.randperm(len(dataset.train_y), generator=torch_rng(seed, "development"))
-    held = round(share * len(order))
+    held = round(0.15 * len(order))
     judge, rest = order[:held], order[held:]
     x, y = dataset.train_x, dataset.train_y
     return replace(dataset, train_x=x[rest], train_y=y[rest], test_x=x[judge], test_y=y[judge])
@@ -102,9 +103,9 @@ def main() -> None:
         device=args.device,
     ).resolve()
     began = time.perf_counter()
-    state = federation.assemble(config, development(load(args.data), args.seed))
+    state = assemble(config, development(load(args.data), args.seed))
     k = len(state.classes)
-    state.calibrations = {name: federation.calibration(method, k, config) for name, method in READINGS.items()}
+    state.calibrations = {name: calibration(method, k, config) for name, method in READINGS.items()}
     federation.train(
         state,
         args.rounds,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedcal.base.arrays import Array
 from fedcal.base.checks import check_measured, check_probs, check_whole
 from fedcal.errors import FedCalError, unknown
 from fedcal.measure.reliability import Reliability, equal_width, top_label
@@ -35,6 +36,7 @@ __all__ = ["before_after", "confidence_histogram", "per_client", "reliability"]
 Bins = Literal["width", "mass", "smooth"]
 BINS = ("width", "mass", "smooth")
 FEW = 20  # samples, below which a client's ECE is drawn hollow
+Checked = tuple[Array, Array]  # probabilities (N, K) and column numbers
 
 
 def reliability(
@@ -78,12 +80,15 @@ def reliability(
     """
     if bins not in BINS:
         raise unknown("kind of bins", bins, BINS)
-    checked = _checked(probs, labels, classes)
+    checked = check_measured(probs, labels, classes)
     axes = _axes(ax)
+
+    from fedcal.report.figures import draw_reliability
+
     if bins == "smooth":
         _draw_smooth(axes, checked, name)
     else:
-        _draw(axes, _curve(checked, bins, n_bins, name))
+        draw_reliability(axes, _curve(checked, bins, n_bins, name))
     _label(axes, checked)
     return axes
 
@@ -127,22 +132,22 @@ def before_after(
     """
     if bins not in BINS[:2]:
         raise unknown("kind of bins", bins, BINS[:2])
-    pair = [_checked(probs, labels, classes) for probs in (before, after)]
+    pair = [check_measured(probs, labels, classes) for probs in (before, after)]
     if pair[0][0].shape != pair[1][0].shape:
         raise FedCalError(
             f"before has shape {tuple(pair[0][0].shape)}, after {tuple(pair[1][0].shape)}: give the same samples"
         )
     axes = _axes(ax)
-    old, new = (_curve(one, bins, n_bins, name) for one, name in zip(pair, ("before", "after"), strict=True))
-    _draw(axes, new, old)
-    for side in ("left", "right"):  # the legend has it
-        axes.set_title("", loc=side)
-    _label(axes, pair[1])
 
     from matplotlib.lines import Line2D
 
-    from fedcal.report.figures import ACCENT, MUTED
+    from fedcal.report.figures import ACCENT, MUTED, draw_reliability
 
+    old, new = (_curve(one, bins, n_bins, name) for one, name in zip(pair, ("before", "after"), strict=True))
+    draw_reliability(axes, new, old)
+    for side in ("left", "right"):  # the legend has it
+        axes.set_title("", loc=side)
+    _label(axes, pair[1])
     handles = [
         Line2D([], [], color=colour, marker=marker, label=f"{curve.method}: ECE {100 * curve.ece:.1f} %")
         for curve, colour, marker in ((old, MUTED, ""), (new, ACCENT, "o"))
@@ -258,13 +263,6 @@ def confidence_histogram(
     return axes
 
 
-Checked = tuple[Any, Any]  # probabilities (N, K) and column numbers, as arrays
-
-
-def _checked(probs: Any, labels: Any, classes: Any) -> Checked:
-    return check_measured(probs, labels, classes)
-
-
 def _axes(ax: Any) -> Axes:
     """The axes given, or new ones in the style of the report."""
     from matplotlib.axes import Axes
@@ -301,12 +299,6 @@ def _curve(checked: Checked, bins: Bins, n_bins: int, name: str) -> Curve:
     found = curve_of(Reliability.of_top(predicted, right, edges), name)
     top = Reliability.of_top(*top_label(*checked), edges=equal_width(15))
     return replace(found, ece=top.ece())  # one ECE, whatever the bins of the plot: that of `fedcal.ece`
-
-
-def _draw(ax: Axes, curve: Curve, before: Curve | None = None) -> None:
-    from fedcal.report.figures import draw_reliability
-
-    draw_reliability(ax, curve, before)
 
 
 def _draw_smooth(ax: Axes, checked: Checked, name: str) -> None:

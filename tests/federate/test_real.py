@@ -29,7 +29,7 @@ from fedcal.federate.plan import FLEET_BY_HTTP
 from fedcal.learn.local import predict
 from fedcal.measure.tally import Tally
 from fedcal.methods import spec_of
-from fedcal.simulate.federation import assemble
+from fedcal.simulate.assemble import assemble
 from transport.flower.help import config_of, distance, flower, grid_of, simulated
 
 MEASURED = ("accuracy", "nll", "brier", "ece", "equal_mass_ece", "classwise_ece")

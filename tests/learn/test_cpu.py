@@ -11,7 +11,7 @@ from fedcal.errors import FedCalError
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, copy_state, train_in_turn
 from fedcal.learn.models import build
-from fedcal.simulate import federation
+from fedcal.simulate.assemble import trainer
 
 SIZES = (200, 90, 20)  # whole batches and rests of all kinds, a client smaller than a batch
 SHAPE = (3, 8, 8)
@@ -59,9 +59,9 @@ def test_dense_nets_stay_with_the_plain_loop():
     dense, conv = (build(name, SHAPE, 10, torch.Generator().manual_seed(0)) for name in ("mlp", "cnn"))
     assert cpu.pays(conv) and not cpu.pays(dense)
     auto, reference = Config(model="cnn"), Config(model="cnn", engine="reference")
-    assert getattr(federation.trainer(auto, conv, SHAPE), "__func__", None) is cpu.Engine.train
-    assert not hasattr(federation.trainer(auto, dense, SHAPE), "__func__")
-    assert not hasattr(federation.trainer(reference, conv, SHAPE), "__func__")
+    assert getattr(trainer(auto, conv, SHAPE), "__func__", None) is cpu.Engine.train
+    assert not hasattr(trainer(auto, dense, SHAPE), "__func__")
+    assert not hasattr(trainer(reference, conv, SHAPE), "__func__")
 
 
 def test_an_error_in_a_client_is_raised():

@@ -8,6 +8,7 @@ import torch
 from fedcal import Config
 from fedcal.learn.local import copy_state
 from fedcal.simulate import federation
+from fedcal.simulate.assemble import assemble
 from paper.together import run_rounds
 
 SMALL = Config(data="digits", model="logistic", clients=4, clients_per_round=2, epochs=2, method=("uncal",))
@@ -18,8 +19,8 @@ def test_each_federation_is_trained_as_if_alone(algorithm):
     configs = [
         replace(SMALL, algorithm=algorithm, seed=seed, beta=beta).resolve() for seed, beta in ((0, 1.0), (1, 0.1))
     ]
-    alone = [federation.assemble(config) for config in configs]
-    together = [federation.assemble(config) for config in configs]
+    alone = [assemble(config) for config in configs]
+    together = [assemble(config) for config in configs]
     for _ in range(3):
         records = [federation.run_round(state) for state in alone]
         rounds = run_rounds(together)
@@ -32,8 +33,8 @@ def test_each_federation_is_trained_as_if_alone(algorithm):
 
 
 def test_logits_of_the_clients_own_models_are_kept_where_asked_for():
-    states = [federation.assemble(replace(SMALL, seed=seed).resolve()) for seed in (0, 1)]
-    alone = federation.assemble(states[0].config)
+    states = [assemble(replace(SMALL, seed=seed).resolve()) for seed in (0, 1)]
+    alone = assemble(states[0].config)
     chosen = federation.choose_clients(alone)
     expected = [trained.state for trained in alone.train(federation.training_jobs(alone, chosen))]
     kept, other = run_rounds(states, keep_logits=[True, False])

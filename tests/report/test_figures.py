@@ -102,7 +102,7 @@ def test_undefined_everywhere_still_draws(tmp_path):
     fig, ax = figures.plot_ece(prepare.MethodErrors(["ens"], nan, nan, nan, nan))
     figures.save(fig, tmp_path / "ece.svg")
     assert texts(ax) == [] and ax.get_xlim()[0] == 0 and [t.get_text() for t in ax.get_yticklabels()] == ["ens"]
-    fig, ax = figures.plot_clients(prepare.ClientErrors("own", ["ens"], ["a"], nan[None], nan[None]))
+    fig, ax = figures.plot_clients(prepare.ClientErrors(["ens"], ["a"], nan[None], nan[None]))
     figures.save(fig, tmp_path / "clients.svg")
     assert texts(ax) == [] and not any(np.isfinite(line.get_xdata()).any() for line in ax.lines)
     edges, zero, none = np.linspace(0, 1, 3), np.zeros(2), np.full(2, np.nan)

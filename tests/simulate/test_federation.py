@@ -23,6 +23,7 @@ from fedcal.base.store import read_json, read_tensors
 from fedcal.learn.local import copy_state, train_locally
 from fedcal.methods import get_method
 from fedcal.simulate import federation, runs
+from fedcal.simulate.assemble import assemble, sgd
 
 SMALL = Config(
     data="digits", model="logistic", clients=6, clients_per_round=3, rounds=4, cal_fraction=0.3, checkpoint_every=1
@@ -203,7 +204,7 @@ def test_other_kinds_of_runs(changes):
 
 def test_tiny_and_single_class_clients_work():
     config = replace(SMALL, beta=0.01, clients=40, clients_per_round=5, min_samples=1, rounds=2, method=QUICK)
-    state = federation.assemble(config.resolve())
+    state = assemble(config.resolve())
     assert min(c.n for c in state.clients) <= 2
     assert int((state.skew.train > 0).sum(1).min()) == 1
     results = fedcal.run(config)
@@ -239,7 +240,7 @@ def test_saved_scalers_serve_as_the_run_did(finished):
     folder, results = finished
     tensors, about = read_tensors(folder / "scalers" / "val-ts.safetensors")
     assert about["method"] == "val-ts" and set(tensors) == {"global/temperature"}
-    state = federation.assemble(SMALL.resolve())
+    state = assemble(SMALL.resolve())
     model, _ = read_tensors(folder / "model.safetensors")
     state.model.load_state_dict(tensors_of(model))
     state.scalers = {"val-ts": fedcal.Scaler.load(folder / "scalers" / "val-ts.safetensors")}
@@ -254,16 +255,16 @@ def test_saved_scalers_serve_as_the_run_did(finished):
 def test_a_round_averages_the_chosen_clients_by_n_c():
     """One round by hand: train each chosen client from the same start, then Σ (n_c / N) θ_c."""
     config = replace(SMALL, method=("uncal",)).resolve()
-    state = federation.assemble(config)
+    state = assemble(config)
     start = copy_state(state.model)
     record = federation.run_round(state)
     total = sum(state.clients[c].n for c in record["clients"])
     expected = {name: torch.zeros_like(value) for name, value in start.items()}
-    model = federation.assemble(config).model
+    model = assemble(config).model
     for c in record["clients"]:
         model.load_state_dict(start)
         rng = numpy_rng(config.seed, "batches", 0, f"client {c}")
-        train_locally(model, state.clients[c].train_x, state.clients[c].train_y, federation.sgd(config), rng)
+        train_locally(model, state.clients[c].train_x, state.clients[c].train_y, sgd(config), rng)
         for name, value in model.state_dict().items():
             expected[name] += value * state.clients[c].n / total
     for name, value in state.model.state_dict().items():
@@ -295,7 +296,7 @@ def test_features_are_the_input_of_the_last_layer():
     from fedcal.base.last_layer import last_linear
 
     config = replace(SMALL, model="mlp", beta=0.1, rounds=6, method=("uncal", "fed-head")).resolve()
-    state = federation.assemble(config)
+    state = assemble(config)
     federation.train(state, config.rounds, lambda state, record: None)
     federation.finish(state)
     scaler, model = state.scalers["fed-head"], state.model.eval()

@@ -23,7 +23,7 @@ def biases(points: Points, found: Mapping[str, Estimate], curve: Curve | None) -
     """
     n, share = points.w.sum(), float(points.w @ points.y) / max(points.w.sum(), 1.0)
     known = {
-        "brier_discrimination": _discrimination(points, curve),
+        "brier_discrimination": curve.excess(points) if curve else 0.0,
         "brier_uncertainty": -share * (1 - share) / max(n, 1.0),
     }
     if has_both(points):
@@ -69,11 +69,3 @@ def _coefficients(design: np.ndarray, w: np.ndarray, q: np.ndarray) -> np.ndarra
     inverse = np.linalg.pinv((design * spread[:, None]).T @ design)
     leverage = np.einsum("ij,jk,ik->i", design, inverse, design)
     return inverse @ (design.T @ (spread * leverage * (q - 0.5)))
-
-
-def _discrimination(points: Points, curve: Curve | None) -> float:
-    """The Brier score's discrimination: a fitted curve varies too much, by its degrees of freedom."""
-    if curve is None:
-        return 0.0
-    n, right = points.w.sum(), curve.at(points.x)[0]
-    return (len(curve.fit.beta) - 1) * float(points.w @ (right * (1 - right))) / n / n

@@ -188,10 +188,7 @@ def brier_parts(points: Points, curve: Curve | None, calibration: Estimate) -> d
     value = calibration.value + uncertainty.value - score
     gain = (points.y - rate) ** 2 - (points.y - curve.at(points.x)[0]) ** 2
     error = math.sqrt(float(points.w @ (gain - points.w @ gain / n) ** 2) / n / n)
-    # A curve that was fitted to the same samples is too close to them, by its degrees of freedom.
-    right = curve.at(points.x)[0]
-    excess = (len(curve.fit.beta) - 1) * float(points.w @ (right * (1 - right))) / n / n
-    _, low, high = on_log(max(value - excess, value / 2), error)
+    _, low, high = on_log(max(value - curve.excess(points), value / 2), error)
     return {
         "brier_discrimination": Estimate(value, min(low, value), max(high, value)),
         "brier_uncertainty": uncertainty,

@@ -43,9 +43,8 @@ def auroc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
     if not positives or not negatives:
         return UNKNOWN, math.nan
     below = np.cumsum(bins.no) - bins.no
-    beaten = (
-        below + bins.no * bins.ahead
-    ) / negatives  # the share of the others that one of the class in this bin beats
+    # One of the class in this bin beats this share of the others; one of the others loses to that share of the class.
+    beaten = (below + bins.no * bins.ahead) / negatives
     value = float(bins.yes @ beaten / positives)
     above = positives - np.cumsum(bins.yes)
     lost = (above + bins.yes * bins.ahead) / positives

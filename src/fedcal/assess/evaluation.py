@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcal.assess.disclose import Cell, blank, families, hidden_cells
-from fedcal.assess.groups import Groups, check_groups, names_of, rows_of
+from fedcal.assess.groups import Groups, check_groups, join_names, names_of, rows_of
 from fedcal.assess.measures import measure
 from fedcal.assess.spread import spread
 from fedcal.assess.sums import ScoreSums, all_thresholds
@@ -170,16 +170,12 @@ def evaluate_samples(
     """
     width = next(iter(samples.values()))[0].shape[1]
     all_thresholds(thresholds)
-    variables: dict[str, set[str]] = {}
-    for some in groups.values():
-        for variable, found in names_of(some).items():
-            variables.setdefault(variable, set()).update(found)
     sums = (
         (name, SiteSums.of(view(name, logits), labels, groups[name], thresholds))
         for name, (logits, labels) in samples.items()
     )
-    ordered = {variable: sorted(names) for variable, names in variables.items()}
-    return summarise(sums, classes or [str(k) for k in range(width)], thresholds, ordered, min_count)
+    variables = join_names(map(names_of, groups.values()))
+    return summarise(sums, classes or [str(k) for k in range(width)], thresholds, variables, min_count)
 
 
 def name_classes(classes: Any) -> list[str]:

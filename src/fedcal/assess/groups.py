@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ def as_groups(values: Any, n: int, where: str, variable: str = "") -> np.ndarray
     return found
 
 
-def check_number(sites: Any) -> None:
+def check_number(sites: Iterable[Groups]) -> None:
     """Refuse variables of too many groups: a number that was meant to be cut into ranges."""
     seen: dict[str, set[str]] = {}
     for groups in sites:
@@ -84,6 +84,15 @@ def name_of(variable: str, value: str) -> str:
 def names_of(groups: Groups) -> dict[str, list[str]]:
     """The groups' names, by variable."""
     return {variable: [name_of(variable, v) for v in np.unique(values).tolist()] for variable, values in groups.items()}
+
+
+def join_names(sites: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """The groups' names of all sites, sorted, by variable."""
+    found: dict[str, set[str]] = {}
+    for names in sites:
+        for variable, some in names.items():
+            found.setdefault(variable, set()).update(some)
+    return {variable: sorted(some) for variable, some in found.items()}
 
 
 def rows_of(groups: Groups) -> dict[str, np.ndarray]:

@@ -217,7 +217,7 @@ def decision_json(sums: ScoreSums, row: int, min_count: int) -> Json:
     benefit = [one.measures(min_count)["net_benefit"] for one in at]
     return {
         "threshold": CURVE.tolist(),
-        **{key: [_finite(getattr(one, key)) for one in benefit] for key in ("value", "low", "high")},
+        **{key: [_finite(getattr(one, key)) for one in benefit] for key in Estimate._fields},
         "treat_all": [_finite(one.treat_all()) for one in at],
     }
 

@@ -8,7 +8,7 @@ from functools import reduce
 from operator import add
 
 from fedcal.assess.evaluation import MIN_COUNT, Evaluation, SiteSums, summarise
-from fedcal.assess.groups import MOST, Groups, name_of, names_of
+from fedcal.assess.groups import MOST, Groups, join_names, name_of, names_of
 from fedcal.assess.joint import has_joint
 from fedcal.assess.sums import ScoreSums, all_thresholds, parts_of
 from fedcal.base.schema import Exactly, ListOf, MapOf, Number, Record, Text, check
@@ -142,15 +142,12 @@ def evaluate_messages(messages: Sequence[SiteMessage], min_count: int = MIN_COUN
     if not messages:
         raise FedCalError("no sums: give those of at least one site")
     sites: dict[str, SiteSums] = {}
-    variables: dict[str, set[str]] = {}
-    first = messages[0]
-    for message in sorted(messages, key=lambda one: one.site):
+    first, by_name = messages[0], sorted(messages, key=lambda one: one.site)
+    for message in by_name:
         if message.site in sites:
             raise FedCalError(f"two sites have the name {message.site!r}: name them apart")
         if message.asked != first.asked:
             raise FedCalError(f"{message.site} and {first.site} differ in classes or thresholds: evaluate all alike")
         sites[message.site] = message.sums
-        for variable, groups in message.variables.items():
-            variables.setdefault(variable, set()).update(groups)
-    ordered: Mapping[str, list[str]] = {variable: sorted(groups) for variable, groups in variables.items()}
-    return summarise(sites.items(), first.asked.classes, first.asked.thresholds, ordered, min_count)
+    variables = join_names(message.variables for message in by_name)
+    return summarise(sites.items(), first.asked.classes, first.asked.thresholds, variables, min_count)

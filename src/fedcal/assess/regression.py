@@ -126,6 +126,11 @@ class Curve:
         error = Z * np.sqrt(np.einsum("ij,jk,ik->i", design, self.fit.covariance, design))
         return expit(eta), expit(eta - error), expit(eta + error)
 
+    def excess(self, points: Points) -> float:
+        """By how much the variance of the curve over its own points is too large: by its degrees of freedom."""
+        n, right = points.w.sum(), self.at(points.x)[0]
+        return (len(self.fit.beta) - 1) * float(points.w @ (right * (1 - right))) / n / n
+
 
 def basis(x: np.ndarray, knots: np.ndarray) -> np.ndarray:
     """1, x, and for each knot but the last two a cubic that is linear beyond the outer knots."""

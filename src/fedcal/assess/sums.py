@@ -139,10 +139,8 @@ class ScoreSums:
             raise FedCalError("logits are not finite: check the model, or the scaler")
         log_p = log_softmax(z, 1)
         p, right = np.exp(log_p), rank_of_label(z, labels) == 0
-        nll, brier = (
-            -log_p[np.arange(len(labels)), labels],
-            squared_error(p, labels) / (2 if self.n_classes == 2 else 1),
-        )
+        nll = -log_p[np.arange(len(labels)), labels]
+        brier = squared_error(p, labels) / (2 if self.n_classes == 2 else 1)
         powers = [float((v**power).sum()) for v in (nll, brier) for power in (1, 2, 3)]
         self.samples[:] += [len(labels), float(right.sum()), *powers]
         odds, of_class = log_odds(z), labels[:, None] == np.arange(self.n_classes)

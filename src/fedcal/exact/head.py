@@ -29,11 +29,6 @@ def n_head_parameters(k: int, d: int) -> int:
     return 1 + k * (d + 1)
 
 
-def n_features_of(parameters: int, k: int) -> int:
-    """How many features a head of so many parameters takes."""
-    return (parameters - 1) // k - 1
-
-
 def apply_head(t: Any, z: Any, x: Any) -> Any:
     """u = b z + V x + c for samples in rows: (n, K) row-centred logits and (n, d) features, arrays or tensors."""
     rows = t[1:].reshape(z.shape[1], x.shape[1] + 1)

@@ -17,10 +17,10 @@ from fedcal.base.store import unnest
 from fedcal.exact import queries
 from fedcal.exact.head import HEAD, HEAD_ALL, n_head_parameters
 from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
-from fedcal.exact.linear import Curvature, unpack_symmetric
+from fedcal.exact.linear import Curvature, between_classes, unpack_symmetric
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
-from fedcal.exact.solve import Descent, Inverse, Prior, Sums, changes
+from fedcal.exact.solve import Descent, Inverse, Prior, Sums, changes, lead_first
 from fedcal.exact.stages import CHOOSING, FITTING, Clients, Scores
 
 FULL_MAX_CLASSES = 20  # up to which Hessians hold what couples classes
@@ -30,9 +30,7 @@ HEAD_ROUNDS = 240  # of one fit at most
 # Per feature: with a ridge of 1, the logits of a new head deviate by about 1 before samples have spoken.
 RIDGES = (10.0, 2.0, 0.4, 0.08, 0.016)
 SCALES = 2.0 ** np.linspace(-2, 0.5, 11)
-UNSURE = (
-    0.1  # of the model's own head, to start from: where a model is sure and wrong, its loss has too little curvature
-)
+UNSURE = 0.1  # of the model's own head, to start from: where a model is sure and wrong, its loss is too flat
 MIN_HEAD_SAMPLES = 75  # to calibrate on: fewer cannot tell whether a head, which fits all of them, is better than a map
 CHOOSING_ROUNDS = 12  # of fits to choose among
 FOLD_ROUNDS = 4  # of the best ones' fits without a fold
@@ -128,13 +126,8 @@ class Bend:
         outside = sums["mass"][:, None] * units.variances[r:]
         if head_curvature_of(k) == "blocks":
             return cls(hess, sums["scale"], outside, units)
-        between = np.zeros((k, k, r, r))
-        c, d = np.triu_indices(k, 1)
-        between[c, d] = between[d, c] = hess
-        classes = np.arange(k)
-        between[classes, classes] = -between.sum(1)
         inside = np.empty((1 + k * r, 1 + k * r))
-        inside[1:, 1:] = between.transpose(0, 2, 1, 3).reshape(k * r, k * r)
+        inside[1:, 1:] = between_classes(hess).transpose(0, 2, 1, 3).reshape(k * r, k * r)
         inside[0, 0] = sums["scale"]
         inside[0, 1:] = inside[1:, 0] = sums["cross"].ravel()
         return cls(inside, sums["scale"], outside, units)
@@ -213,9 +206,7 @@ class HeadGroup:
 
     def ask(self) -> Points:
         """What is wanted of the clients: each point once, the lead's first."""
-        live = [descent for descent in self.descents if not descent.done]
-        lead = live[len(live) // 2]
-        self._asked = [lead, *(descent for descent in live if descent is not lead)]
+        self._asked = lead_first(self.descents)
         every = np.stack([descent.t for descent in self._asked])
         new = changes(every)
         points, rows = every[new], np.cumsum(new) - 1
@@ -375,9 +366,8 @@ def choose_head(
     chosen = [tried[i] for i in best]
     yield from fit_head_folds(chosen, FOLD_ROUNDS)
     yield from rescale(chosen)
-    sums = yield queries.Score((plus, *(of.fold_map for of in chosen)))
-    scores = Scores(sums["sum"], unpack_symmetric(sums["gram"]), sums["hits"], clients.n)
-    first = min(range(1, len(chosen) + 1), key=lambda i: float(scores.total[i]))
+    scores = Scores.of((yield queries.Score((plus, *(of.fold_map for of in chosen)))), clients)
+    first = scores.best(range(1, len(chosen) + 1))
     gain, error = scores.paired(0, first)
     clients.log |= {"head_gain": gain, "head_gain_error": error, "head_ridge": chosen[first - 1].ridge}
     as_right = not is_temperature or float(scores.hits[first]) >= float(scores.hits[0])

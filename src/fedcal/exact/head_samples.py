@@ -24,11 +24,6 @@ SOME = 256  # samples by which the size of a head's logits is judged
 TRAINED = -2  # the fold of a training sample: no fit leaves it out
 
 
-def row_width(k: int, d: int) -> int:
-    """How many columns a row has."""
-    return k + d + 1
-
-
 def join(logits: Array, features: Array, trained: bool = False) -> Array:
     """The rows of samples that are all of one kind."""
     return np.concatenate([logits, features, np.full_like(features[:, :1], float(trained))], 1)

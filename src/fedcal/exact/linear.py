@@ -222,17 +222,20 @@ def unpack_symmetric(packed: Array) -> Array:
 
 
 def unpack_hessian(family: str, packed: Array) -> Array:
-    """A Hessian from what travels of it: each pair of parameters once.
-
-    Of a matrix it is each pair of different classes, and of inputs. Classes add up to 0, so that the rest follows.
-    """
+    """A Hessian from what travels of it: each pair of parameters once; of a matrix, of different classes and of inputs."""
     if family != "matrix":
         return unpack_symmetric(packed)
-    k = int((2 * len(packed)) ** 0.5) + 1
-    between = np.zeros((k, k, packed.shape[1]))
+    whole = unpack_symmetric(between_classes(packed))  # (class, class, input, input)
+    size = len(whole) * (len(whole) + 1)
+    return whole.transpose(0, 2, 1, 3).reshape(size, size)
+
+
+def between_classes(pairs: Array) -> Array:
+    """(K, K, …) of what travels of each pair of different classes, (pairs, …): classes add up to 0, so the rest follows."""
+    k = int((2 * len(pairs)) ** 0.5) + 1
+    found = np.zeros((k, k, *pairs.shape[1:]))
     c, d = np.triu_indices(k, 1)
-    between[c, d] = between[d, c] = packed
+    found[c, d] = found[d, c] = pairs
     classes = np.arange(k)
-    between[classes, classes] = -between.sum(1)
-    whole = unpack_symmetric(between)  # (class, class, input, input)
-    return whole.transpose(0, 2, 1, 3).reshape(k * (k + 1), k * (k + 1))
+    found[classes, classes] = -found.sum(1)
+    return found

@@ -22,6 +22,7 @@ from fedcal.base.bins import equal_mass
 # Fine bins of the log-odds, the same everywhere: nothing for clients to agree on.
 GRID = np.linspace(-5, 15, 241)
 N_FINE = len(GRID) + 1
+KNOTS = 15  # of a histogram map at most
 IDENTITY = (1.0, 1.0, 0.0)
 
 
@@ -103,7 +104,7 @@ class Bins:
         return float((self.count - self.hits) @ of_miss + self.hits @ of_hit)
 
 
-def fit_beta(histogram: Array, tol: float = 1e-9) -> Array:
+def fit_beta(histogram: Array) -> Array:
     """The server's half: the beta map of a summed histogram, with a sample's worth of prior at the identity."""
     bins, mean = Bins.of(histogram), np.array(IDENTITY)
     x = np.stack([bins.log_p, bins.log_q, np.ones_like(bins.log_p)], 1)
@@ -120,7 +121,7 @@ def fit_beta(histogram: Array, tol: float = 1e-9) -> Array:
         while scale > 1e-9 and not value(t + scale * move) <= before:
             scale /= 2
         t = t + scale * move
-        if -float(gradient @ move) < tol or scale <= 1e-9:
+        if -float(gradient @ move) < 1e-9 or scale <= 1e-9:
             break
     return t
 
@@ -141,10 +142,10 @@ def beta_step(hessian: Array, gradient: Array, t: Array) -> Array:
     return best
 
 
-def hist_knots(histogram: Array, pseudo: float, n_bins: int = 15) -> Array:
+def hist_knots(histogram: Array, pseudo: float) -> Array:
     """The server's half: (2, n) knots from the summed histogram, `pseudo` samples per bin pulling to the identity."""
     count, hits, confidence = histogram[:3]
-    starts = equal_mass(count, n_bins)
+    starts = equal_mass(count, KNOTS)
     parts = [p.sum(1) for p in np.split(np.stack([count, confidence, hits]), starts[1:], axis=1)]
     n, total, right = np.array([p for p in parts if p[0] > 0] or [[1.0, 0.5, 0.5]]).T
     before = total / n
@@ -187,7 +188,7 @@ def lift(u: Any, v: Any) -> Any:
     return moved
 
 
-def lift_by_temperature(u: Any, v: Any, steps: int = 12) -> Any:
+def lift_by_temperature(u: Any, v: Any) -> Any:
     """Give each row's top label the log-odds v by a temperature for that row: t ↦ log-odds is rising and concave, so
     that Newton from the left never overshoots. A top label of K cannot have less than 1/K."""
     xp, label, k = namespace(u), u.argmax(1)[:, None], u.shape[1]
@@ -199,7 +200,7 @@ def lift_by_temperature(u: Any, v: Any, steps: int = 12) -> Any:
     mean = -finite.sum(1)[:, None] / (k - 1)
     t = xp.maximum(v / xp.clip(gap, 1e-12, None), (v + math.log(k - 1)) / xp.clip(mean, 1e-12, None))
     t, below = xp.clip(t, 1e-3, 1e6), rest + gap
-    for _ in range(steps):
+    for _ in range(12):
         weights = xp.exp(t * below)
         total, slope = weights.sum(1)[:, None], -(weights * finite).sum(1)[:, None]
         t = xp.clip(t + (v - t * gap + xp.log(total)) * total / xp.clip(slope, 1e-12, None), 1e-3, 1e6)

@@ -129,21 +129,17 @@ def without_release(labels: Array, noise: float) -> Params:
     """What clients need for their prior shift where only noised label counts were released: every strength is as likely."""
     smooth = labels + 0.5 + noise
     weights = np.full_like(STRENGTHS, 1 / len(STRENGTHS))
-    return {
-        "prior": smooth / smooth.sum(),
-        "alpha": np.array(UNRELEASED),
-        "strengths": weights,
-    }
+    return {"prior": smooth / smooth.sum(), "alpha": np.array(UNRELEASED), "strengths": weights}
 
 
-def shift_unlabelled(params: Params, u: Array, steps: int = 500) -> Array:
+def shift_unlabelled(params: Params, u: Array) -> Array:
     """The same for a client without labels, at the federation's mean strength.
 
     Its label distribution is found by EM on calibrated logits (Saerens et al. 2002), smoothed by α.
     """
     prior, alpha = params["prior"], params["alpha"]
     ratio, found = log_softmax(u, 1) - np.log(prior), prior
-    for _ in range(steps):
+    for _ in range(500):
         expected = softmax(ratio + np.log(found), 1).sum(0)
         updated = (expected + alpha * prior) / (len(u) + alpha)
         if float(np.abs(updated - found).max()) < 1e-7:

@@ -212,14 +212,8 @@ class Descent:
 
     def go_on(self, tol: float, rounds: int) -> None:
         """Search on from `t`, to a smaller tolerance."""
-        self.tol, self.rounds, self.done, self.arrived, self.stopped, self.trusting = (
-            tol,
-            rounds,
-            False,
-            False,
-            "",
-            True,
-        )
+        self.tol, self.rounds, self.trusting = tol, rounds, True
+        self.done, self.arrived, self.stopped = False, False, ""
 
     def corrected(self, inverse: Inverse, share: float = 1.0) -> Inverse:
         """The inverse Hessian's estimate, given what the steps have shown (Nocedal & Wright, Algorithm 7.4)."""
@@ -282,9 +276,7 @@ class Group:
 
     def ask(self) -> Points:
         """What is wanted of the clients: maps at one point once, the lead's first."""
-        live = [descent for descent in self.descents if not descent.done]
-        lead = live[len(live) // 2]
-        self._asked = [lead, *(descent for descent in live if descent is not lead)]
+        self._asked = lead_first(self.descents)
         wanted = "none" if self.curvature == "blocks" and self.known else self.curvature
         return Points(self.family, self.fold, wanted, self._at()[changes(self._at())])
 
@@ -307,6 +299,13 @@ class Group:
 
     def _at(self) -> Array:
         return np.stack([descent.t for descent in self._asked])
+
+
+def lead_first(descents: list[Descent]) -> list[Descent]:
+    """The descents that are not done; the lead, which is the middle one, comes first."""
+    live = [descent for descent in descents if not descent.done]
+    lead = live[len(live) // 2]
+    return [lead, *(descent for descent in live if descent is not lead)]
 
 
 def changes(rows: Array) -> Array:

@@ -16,10 +16,8 @@ from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
 from fedcal.exact.solve import Descent, Group, Prior, Sums, lockstep, warn_if_stopped
 
-NEWTON_MAX = (
-    110  # parameters up to which a Hessian travels in every round; of a matrix, classes up to MATRIX_NEWTON_MAX
-)
-MATRIX_NEWTON_MAX = 20
+NEWTON_MAX = 110  # parameters up to which a Hessian travels in every round
+MATRIX_NEWTON_MAX = 20  # the same of a matrix, in classes
 BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ / 2 numbers, are worth sending once
 # Nats of the whole summed loss that a fit's last step may still gain. Newton squares what is left.
 FITTING = 1e-8
@@ -72,9 +70,8 @@ def _near_best_scale(clients: Clients) -> Generator[SumQuery, Sums, float]:
         sums = yield queries.LinearSums((Points("temperature", ALL, "none", grid[:, None]),))
         of_prior = [prior(b[None]) for b in grid]
         losses = sums["0/loss"] + np.array([value for value, _ in of_prior])
-        slopes = (
-            (sums["0/grad"][:, 0] + np.concatenate([slope for _, slope in of_prior])) * grid * math.log(2)
-        )  # per octave
+        slopes = sums["0/grad"][:, 0] + np.concatenate([slope for _, slope in of_prior])
+        slopes = slopes * grid * math.log(2)  # per octave
         falling = int((slopes <= 0).sum())
         if 0 < falling < len(grid):
             below = slice(falling - 1, falling + 1)
@@ -278,8 +275,7 @@ def finish(candidates: list[Candidate]) -> Generator[SumQuery, Sums, None]:
 
 def score(candidates: list[Candidate], clients: Clients) -> Generator[SumQuery, Sums, Scores]:
     """Compare the candidates' losses out of fold."""
-    sums = yield queries.Score(tuple(of.fold_map for of in candidates))
-    return Scores(sums["sum"], unpack_symmetric(sums["gram"]), sums["hits"], clients.n)
+    return Scores.of((yield queries.Score(tuple(of.fold_map for of in candidates))), clients)
 
 
 @dataclass(frozen=True)
@@ -290,6 +286,11 @@ class Scores:
     gram: Array
     hits: Array
     n: float
+
+    @classmethod
+    def of(cls, sums: Sums, clients: Clients) -> Scores:
+        """Read the sums of `queries.Score`."""
+        return cls(sums["sum"], unpack_symmetric(sums["gram"]), sums["hits"], clients.n)
 
     def paired(self, i: int, j: int) -> tuple[float, float]:
         """Mean of (loss of i − loss of j) over samples, and its standard error."""

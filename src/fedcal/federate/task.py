@@ -22,8 +22,9 @@ from fedcal.learn.local import predict, train_locally
 from fedcal.methods import spec_of
 from fedcal.methods.spec import file_name
 from fedcal.protocol import Privacy, Server
+from fedcal.simulate.assemble import assemble, sgd
 from fedcal.simulate.config import SCHEMA, Config
-from fedcal.simulate.federation import Federation, assemble, sgd
+from fedcal.simulate.federation import Federation
 from fedcal.simulate.runs import summarise
 from fedcal.transport.flower.average import ExactFedAvg
 from fedcal.transport.flower.server import ALL_NODES

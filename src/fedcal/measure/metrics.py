@@ -90,11 +90,8 @@ def top_k(scores: Any, labels: Any, k: int = 3, *, classes: Any = None) -> float
 def _checked_scores(values: Any) -> Array:
     """(N, K) scores of any kind, or (N,) probabilities of class 1."""
     scores = check_array(values, "scores")
-    return (
-        check_probs(scores, "scores")
-        if scores.ndim == 1 or scores.shape[1:] == (1,)
-        else check_matrix(scores, "scores")
-    )
+    one_column = scores.ndim == 1 or scores.shape[1:] == (1,)
+    return check_probs(scores, "scores") if one_column else check_matrix(scores, "scores")
 
 
 def rank_of_label(scores: Array, labels: Array) -> Array:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from fedcal.base.arrays import Array
-from fedcal.measure.reliability import LIMB, Reliability, equal_width
+from fedcal.measure.reliability import Reliability, equal_width, limbs
 from fedcal.measure.tally import FINE, Tally
 
 SHARE = 0.5  # nats per sample: with more noise than that, a NLL says nothing
@@ -28,9 +28,7 @@ def noised_tally(losses: Array, table: Array, k: int, noise: float = 0.0) -> Tal
     count = np.rint(np.maximum(table[0], 0)).astype(np.int64)
     hits = np.rint(np.clip(table[1], 0, count)).astype(np.int64)
     edges = equal_width(len(count))
-    confidence = np.clip(table[2], count * edges[:-1], count * edges[1:]) * 2.0**LIMB
-    high = np.floor(confidence)
-    limbs = high.astype(np.int64), np.rint((confidence - high) * 2.0**LIMB).astype(np.int64)
+    confidence = np.clip(table[2], count * edges[:-1], count * edges[1:])
     n, correct = int(count.sum()), int(hits.sum())
     nll, brier, third = losses.tolist()
     none = np.zeros(len(FINE) - 1, np.int64)
@@ -41,8 +39,8 @@ def noised_tally(losses: Array, table: Array, k: int, noise: float = 0.0) -> Tal
         # By the sum with its noise: bins that are raised to 0 would make samples of noise alone.
         nll=max(nll, 0.0) if noise <= SHARE * max(float(table[0].sum()), 0.0) else math.nan,
         brier=min(max(brier, 0.0), 2.0 * n),
-        confidence=float(confidence.sum() * 2.0**-LIMB),
-        reliability=Reliability(edges, count, hits, *limbs),
+        confidence=float(confidence.sum()),
+        reliability=Reliability(edges, count, hits, *(part.astype(np.int64) for part in limbs(confidence))),
         fine=Reliability(FINE, none, none, none, none),
         classes=np.zeros((k, 4, len(count)), np.int64),
         hits=np.zeros(k, np.int64),

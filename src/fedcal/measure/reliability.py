@@ -86,7 +86,7 @@ class Reliability:
         for start in range(0, len(confidence), BLOCK):
             part = np.clip(np.asarray(confidence[start : start + BLOCK], np.float64), 0.0, 1.0)
             bins = find_bins(part, edges)
-            for row, weight in enumerate((None, correct[start : start + BLOCK], *_limbs(part))):
+            for row, weight in enumerate((None, correct[start : start + BLOCK], *limbs(part))):
                 sums[row] += np.bincount(bins, weight, n_bins).astype(np.int64)
         return cls(edges, *sums)
 
@@ -274,12 +274,12 @@ def class_sums(probs: np.ndarray, labels: np.ndarray, edges: np.ndarray) -> np.n
     flat = np.clip(probs.ravel(), 0.0, 1.0)
     cells = (find_bins(flat, edges).reshape(n, k) + n_bins * np.arange(k)).ravel()
     own = cells[np.arange(n) * k + labels]
-    rows = [np.bincount(cells, weight, k * n_bins).astype(np.int64) for weight in (None, *_limbs(flat))]
+    rows = [np.bincount(cells, weight, k * n_bins).astype(np.int64) for weight in (None, *limbs(flat))]
     rows.insert(1, np.bincount(own, None, k * n_bins))
     return np.stack([row.reshape(k, n_bins) for row in rows], axis=1)
 
 
-def _limbs(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def limbs(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Confidences in fixed point: the upper and the lower 26 bits, as whole numbers in float64."""
     scaled = confidence * 2.0**LIMB
     high = np.floor(scaled)

@@ -89,14 +89,14 @@ class Measured:
             raise FedCalError(f"{view} and {other} were not compared: measure both at once, in fewer bins")
         return self.paired.difference(view, other)
 
-    def select(self, views: Mapping[str, str], clients: Iterable[str] | None = None) -> Measured:
+    def select(self, views: Mapping[str, str], clients: Iterable[str]) -> Measured:
         """Some of the views under new names, and the clients in a new order.
 
         Args:
             views: the new name of each view to keep.
-            clients: all measured clients in the order wanted; if not given, as they are.
+            clients: all measured clients in the order wanted.
         """
-        order = self.clients if clients is None else list(clients)
+        order = list(clients)
         tallies = {new: {client: self.tallies[old][client] for client in order} for old, new in views.items()}
         return Measured(tallies, self.paired.renamed(views) if self.paired else None)
 

@@ -25,7 +25,7 @@ from fedcal.exact.head import HEAD, HEAD_ALL, apply_head
 from fedcal.exact.head_fit import CHOOSING_ROUNDS, FOLD_ROUNDS, RIDGES, choose_head
 from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
 from fedcal.exact.head_samples import HeadSamples
-from fedcal.exact.linear import FAMILIES, centre
+from fedcal.exact.linear import centre
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import apply_confidence_map
 from fedcal.exact.solve import Program
@@ -113,9 +113,7 @@ class FedHead(Additive):
         logits = double(logits)  # rows may come in float32: they are many
         z = self.logits(logits)
         if HEAD not in params:
-            return apply_confidence_map(
-                first_stage({name: t for name, t in params.items() if name in FAMILIES}, z), params
-            )
+            return apply_confidence_map(first_stage(params, z), params)
         return apply_confidence_map(apply_head(params[HEAD], centre(z), logits[:, z.shape[1] : -1]), params)
 
     def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:

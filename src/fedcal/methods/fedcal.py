@@ -10,11 +10,14 @@ Algorithm 1 prints it, the others' nets never reach it: matching moves no unit w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedcal.base.arrays import Array, Params, arrays, tensor, tensors, with_tensors
 from fedcal.methods.method import ROUNDS, Averaged, Draw, Update, mean, option
 from fedcal.nets.training import Training
+
+if TYPE_CHECKING:
+    from fedcal.nets.mlp import Net
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,8 @@ class FedCal(Averaged):
             return plain_mlp(params, logits)
         return order_preserving(params, logits, sorted_input=self.net == "sorted")
 
-    def start_of(self, params: Any, memory: Any, draw: Draw) -> tuple[Any, dict[str, float]]:
-        """Lines 12–13: π_c ← M(π_c) with M ← WeightMatching(π̄, π_c); `memory` is the client's last net π_c.
-
-        Nets are dicts of tensors here.
-        """
+    def start_of(self, params: Net, memory: Net, draw: Draw) -> tuple[Net, dict[str, float]]:
+        """Lines 12–13: π_c ← M(π_c) with M ← WeightMatching(π̄, π_c); `memory` is the client's last net π_c."""
         from fedcal.nets.matching import match, permute, permuted_share
         from fedcal.nets.mlp import init_mlp
 

@@ -138,7 +138,7 @@ class FedCalPlus(Additive):
 
     def _posterior(self, params: Params, logits: Any) -> Any:
         """What the scaler believes of all classes, which a client may shift: without the order that `keep` puts back."""
-        u = first_stage({name: t for name, t in params.items() if name in FAMILIES}, logits)
+        u = first_stage(params, logits)
         return u if "order" in params else apply_confidence_map(u, params)
 
     def apply(self, params: Params, logits: Any) -> Any:

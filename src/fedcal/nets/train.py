@@ -15,6 +15,8 @@ from fedcal.base.logits import BLOCK
 from fedcal.nets.mlp import Net, order_preserving, unflatten
 from fedcal.nets.training import Training
 
+BETAS = 0.9, 0.999  # of Adam: how much of the mean gradient and of its square is kept
+
 
 def train_scaler(
     params: Net,
@@ -83,17 +85,17 @@ class EarlyStopping:
 class Adam:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019) on one flat tensor (or a stack of them), in place."""
 
-    def __init__(self, flat: Tensor, lr: float, decay: Tensor, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        self.flat, self.lr, self.keep, self.betas, self.steps = flat, lr, 1 - decay, betas, 0
+    def __init__(self, flat: Tensor, lr: float, decay: Tensor) -> None:
+        self.flat, self.lr, self.keep, self.steps = flat, lr, 1 - decay, 0
         self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
         self.steps += 1
-        self.first.lerp_(gradient, 1 - self.betas[0])
-        self.second.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
-        scale = math.sqrt(1 - self.betas[1] ** self.steps)
-        size = self.lr * scale / (1 - self.betas[0] ** self.steps)
+        self.first.lerp_(gradient, 1 - BETAS[0])
+        self.second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        scale = math.sqrt(1 - BETAS[1] ** self.steps)
+        size = self.lr * scale / (1 - BETAS[0] ** self.steps)
         self.flat.mul_(self.keep).addcdiv_(self.first, self.second.sqrt().add_(1e-8 * scale), value=-size)
 
 

@@ -14,7 +14,7 @@ from fedcal.base.store import write_bytes
 from fedcal.report.evaluation_figures import plot_calibration, plot_decisions, plot_forest
 from fedcal.report.evaluation_tables import NAMES, digits_of, tables
 from fedcal.report.numbers import UNDEFINED, percent
-from fedcal.report.page import environment
+from fedcal.report.page import fill_template
 from fedcal.report.svg import inline
 
 MOST = 24  # sites that get a plot of their own
@@ -94,37 +94,34 @@ def render(result: Evaluation, title: str, before: Evaluation | None = None, ste
     found = status(pooled, result.sites, result.groups)
     forests = FORESTS_OF_CLASSES if top else FORESTS
     figures = {
-        "calibration": _svg(
+        "calibration": inline(
             plot_calibration(pooled, "All sites", earlier, top),
             "calibration",
             "Calibration plot of all sites: " + result.verdict[0],
         ),
-        "decisions": _svg(plot_decisions(pooled), "decisions", "Decision curve of all sites")
+        "decisions": inline(plot_decisions(pooled), "decisions", "Decision curve of all sites")
         if pooled.get("decision_curve")
         else None,
         "forests": [{"svg": _forest(result, *one), "meaning": MEANINGS[one[0]]} for one in forests],
         "sites": _sites(result, before, top),
     }
-    return (
-        environment()
-        .get_template("evaluation.html.j2")
-        .render(
-            title=title,
-            result=result,
-            status=found,
-            headline=result.verdict[0],
-            rest=in_words(before, result)[1:],
-            tiles=[_tile(pooled, key, earlier) for key, _, _ in forests],
-            figures=figures,
-            tables=tables(result),
-            before=before is not None,
-            classes=top,
-            tests=pooled.get("tests") or {},
-            steps=steps or next_steps(found, bool(rejected(result.sites)), before is not None),
-            data=data,
-            new_site=any(one["sites"] > 2 for one in result.spread.values()),
-            meanings=[(NAMES[key], meaning) for key, meaning in MEANINGS.items() if key in pooled],
-        )
+    return fill_template(
+        "evaluation.html.j2",
+        title=title,
+        result=result,
+        status=found,
+        headline=result.verdict[0],
+        rest=in_words(before, result)[1:],
+        tiles=[_tile(pooled, key, earlier) for key, _, _ in forests],
+        figures=figures,
+        tables=tables(result),
+        before=before is not None,
+        classes=top,
+        tests=pooled.get("tests") or {},
+        steps=steps or next_steps(found, bool(rejected(result.sites)), before is not None),
+        data=data,
+        new_site=any(one["sites"] > 2 for one in result.spread.values()),
+        meanings=[(NAMES[key], meaning) for key, meaning in MEANINGS.items() if key in pooled],
     )
 
 
@@ -157,10 +154,6 @@ def next_steps(found: Status, sites_differ: bool, calibrated: bool) -> list[tupl
     return [fit, check, ("Until then, do not read a probability of 80 % as 80 %.", "")]
 
 
-def _svg(figure: Any, key: str, label: str) -> Markup:
-    return Markup(inline(figure, key, label))  # the label is escaped there
-
-
 def _tile(measures: Json, key: str, before: Json | None) -> dict[str, str]:
     def text(value: float | None) -> str:
         if value is None:
@@ -182,7 +175,7 @@ def _forest(result: Evaluation, key: str, reference: float | None, log: bool) ->
         rows.append(("a new site (95 %)", result.spread[key]["prediction"]))
     rows += [(name, one[key]) for name, one in result.groups.items()]
     label = f"{NAMES[key]} of all sites, of each site and of each group, with 95 % intervals"
-    return _svg(plot_forest(rows, NAMES[key], reference, log), f"forest-{key}", label)
+    return inline(plot_forest(rows, NAMES[key], reference, log), f"forest-{key}", label)
 
 
 def _sites(result: Evaluation, before: Evaluation | None, top: bool) -> list[Markup]:
@@ -191,6 +184,6 @@ def _sites(result: Evaluation, before: Evaluation | None, top: bool) -> list[Mar
     earlier = {**before.sites, **before.groups} if before else {}
     drawn = [(name, one) for name, one in [*shown, *result.groups.items()] if not one.get("hidden") and one["n"]]
     return [
-        _svg(plot_calibration(one, name, earlier.get(name), top), f"site-{i}", f"Calibration plot of {name}")
+        inline(plot_calibration(one, name, earlier.get(name), top), f"site-{i}", f"Calibration plot of {name}")
         for i, (name, one) in enumerate(drawn[:MOST])
     ]

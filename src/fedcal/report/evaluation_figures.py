@@ -11,12 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedcal.report.figures import ACCENT, DIAGONAL, GAP, INK, MUTED, NOISE, draw_smooth, short_name, styled
+from fedcal.report.prepare import floats
 
 Json = Mapping[str, Any]
-
-
-def _floats(values: Sequence[Any]) -> np.ndarray:
-    return np.array(values, dtype=np.float64)  # None becomes NaN
 
 
 @styled
@@ -43,7 +40,7 @@ def plot_decisions(measures: Json) -> Figure:
     curve = measures["decision_curve"]
     fig = Figure(figsize=(4.4, 3.2), layout="constrained")
     ax: Axes = fig.subplots()
-    t, value, low, high, everybody = (_floats(curve[key]) for key in ("threshold", "value", "low", "high", "treat_all"))
+    t, value, low, high, everybody = (floats(curve[key]) for key in ("threshold", "value", "low", "high", "treat_all"))
     ax.axhline(0, color=MUTED, linewidth=1)
     ax.plot(t, everybody, color=GAP, linewidth=1)
     ax.fill_between(t, low, high, color=ACCENT, alpha=0.18, linewidth=0)
@@ -83,7 +80,7 @@ def plot_forest(
             ax.text(0.08, y, "too few samples", **spot)
         if value is not None:
             ax.plot([value], [y], "o" if y else "D", color=colour, markersize=4)
-    known = _floats([end for _, one in rows for end in (one.get("low"), one.get("high"), one.get("value"))])
+    known = floats([end for _, one in rows for end in (one.get("low"), one.get("high"), one.get("value"))])
     known = known[np.isfinite(known) & ((known > 0) | (not log))]
     if log:
         ax.set_xscale("log")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -16,7 +15,7 @@ from fedcal.base.store import write_bytes
 from fedcal.monitor.verdict import ADVICE, Action, Finding, Null, Verdict
 from fedcal.report.figures import ACCENT, GAP, INK, MUTED, short_name, styled
 from fedcal.report.numbers import percent
-from fedcal.report.page import environment
+from fedcal.report.page import fill_template
 from fedcal.report.svg import inline
 
 MOST = 24  # sites that get a plot
@@ -44,27 +43,22 @@ def render(verdict: Verdict) -> str:
         by_site.setdefault(one.site or ALL_SITES, []).append(one)
     order = sorted(by_site, key=lambda site: (site != ALL_SITES, -max(one.peak for one in by_site[site])))
     figures = [
-        Markup(inline(plot_evidence(site, by_site[site], verdict.alpha), f"site-{i}", _label(site, by_site[site])))
+        inline(plot_evidence(site, by_site[site], verdict.alpha), f"site-{i}", _label(site, by_site[site]))
         for i, site in enumerate(order[:MOST])
     ]
     steps = [(site or ALL_SITES, ADVICE[action]) for site, action in verdict.actions.items()]
-    return (
-        environment()
-        .get_template("monitor.html.j2")
-        .render(
-            verdict=verdict,
-            steps=steps or [("Every site", ADVICE[Action.NOTHING])],
-            figures=figures,
-            left_out=max(0, len(order) - MOST),
-            line=math.log10(1 / verdict.alpha),
-            head=HEAD,
-            text=TEXT,
-            status=_status(verdict),
-            within=[
-                percent(1 / (1 + math.exp(shift)), 0, sign=True) for shift in (verdict.tolerance, -verdict.tolerance)
-            ],
-            rows=[_row(one) for site in order for one in by_site[site]],
-        )
+    return fill_template(
+        "monitor.html.j2",
+        verdict=verdict,
+        steps=steps or [("Every site", ADVICE[Action.NOTHING])],
+        figures=figures,
+        left_out=max(0, len(order) - MOST),
+        line=math.log10(1 / verdict.alpha),
+        head=HEAD,
+        text=TEXT,
+        status=_status(verdict),
+        within=[percent(1 / (1 + math.exp(shift)), 0, sign=True) for shift in (verdict.tolerance, -verdict.tolerance)],
+        rows=[_row(one) for site in order for one in by_site[site]],
     )
 
 

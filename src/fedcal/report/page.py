@@ -42,36 +42,33 @@ def render(run: Run) -> str:
     """The page as HTML."""
     results = run.results
     changed = [
-        _svg(plot_change(one), f"change-{i}", f"{one.title} at each client, before and after")
+        inline(plot_change(one), f"change-{i}", f"{one.title} at each client, before and after")
         for i, one in enumerate(changes(results))
     ]
     shown, d = tables.columns(results), tables.digits(results)
-    return (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            results=results,
-            baseline=BASELINE,
-            status=words.status(results),
-            headline=words.headline(results),
-            others=words.other_methods(results),
-            tiles=tiles(results),
-            panels=[_card(one, i, d) for i, one in enumerate(panels(results))],
-            grouped=is_grouped(results),
-            changes=changed,
-            client_rows=client_rows(results),
-            least=LEAST,
-            steps=next_steps(results),
-            settings=_settings(results),
-            head=["Method", *(column.title for column in shown)],
-            rows=_marked_rows(results),
-            best=tables.best(results),
-            note=tables.note(results),
-            all_clients=_all_clients(results, d),
-            costs=_costs(results),
-            skew=_skew(results),
-            figures=_figures(run),
-        )
+    return fill_template(
+        "page.html.j2",
+        results=results,
+        baseline=BASELINE,
+        status=words.status(results),
+        headline=words.headline(results),
+        others=words.other_methods(results),
+        tiles=tiles(results),
+        panels=[_card(one, i, d) for i, one in enumerate(panels(results))],
+        grouped=is_grouped(results),
+        changes=changed,
+        client_rows=client_rows(results),
+        least=LEAST,
+        steps=next_steps(results),
+        settings=_settings(results),
+        head=["Method", *(column.title for column in shown)],
+        rows=_marked_rows(results),
+        best=tables.best(results),
+        note=tables.note(results),
+        all_clients=_all_clients(results, d),
+        costs=_costs(results),
+        skew=_skew(results),
+        figures=_figures(run),
     )
 
 
@@ -81,28 +78,15 @@ def _card(panel: Panel, number: int, digits: int) -> dict[str, str]:
     return {
         "title": panel.title,
         "under": panel.under,
-        "svg": _svg(plot_panel(panel), f"story-{number}", f"Reliability diagram: {panel.title}, {panel.under}"),
+        "svg": inline(plot_panel(panel), f"story-{number}", f"Reliability diagram: {panel.title}, {panel.under}"),
         **{key: percent(value, digits, sign=True) for key, value in scores.items()},
     }
 
 
-def _svg(figure: Figure, key: str, label: str) -> Markup:
-    return Markup(inline(figure, key, label))  # the label is escaped there
-
-
-def _marked_rows(results: Results) -> list[list[str | Markup]]:
+def _marked_rows(results: Results) -> list[list[str]]:
     """The table's rows, the best method's deciding cell in bold."""
-    shown = tables.columns(results)
-    return [
-        [
-            row.method,
-            *(
-                Markup("<strong>{}</strong>").format(text) if row.best and column.bold else text
-                for column, text in zip(shown, row.cells, strict=True)
-            ),
-        ]
-        for row in tables.rows(results)
-    ]
+    shown, bold = tables.columns(results), Markup("<strong>{}</strong>").format
+    return [[row.method, *tables.marked(row, shown, bold)] for row in tables.rows(results)]
 
 
 def _all_clients(results: Results, digits: int) -> list[list[str]]:
@@ -125,15 +109,16 @@ def _costs(results: Results) -> list[list[str]]:
     return rows
 
 
-def environment() -> Environment:
-    """Jinja with the templates of this folder; all text is escaped."""
-    return Environment(
+def fill_template(name: str, **values: Any) -> str:
+    """A template of this folder, filled in; all text is escaped."""
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    return environment.get_template(name).render(**values)
 
 
 def draw(run: Run) -> dict[str, tuple[Figure, str]]:
@@ -182,9 +167,7 @@ def _file_name(key: str) -> str:
 
 def _figures(run: Run) -> dict[str, Any]:
     """The figures as inline SVG, grouped as the page shows them."""
-    drawn = {
-        key: Markup(inline(fig, key, label)) for key, (fig, label) in draw(run).items()
-    }  # labels are escaped there
+    drawn = {key: inline(fig, key, label) for key, (fig, label) in draw(run).items()}
 
     def group(prefix: str) -> dict[str, Markup]:
         return {key[len(prefix) :]: svg for key, svg in drawn.items() if key.startswith(prefix)}

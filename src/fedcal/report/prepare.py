@@ -15,8 +15,9 @@ from fedcal.report.results import Results
 Floats = NDArray[np.float64]
 
 
-def _floats(values: Sequence[Any]) -> Floats:
-    return np.array(values, dtype=np.float64)  # None becomes NaN
+def floats(values: Sequence[Any]) -> Floats:
+    """Numbers as an array; None becomes NaN."""
+    return np.array(values, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def curve_from_json(bins: Mapping[str, Any], name: str, ece: float | None) -> Cu
         ece: its ECE; None if it is not defined.
     """
     fields = ("edges", "count", "confidence", "accuracy", "low", "high")
-    return Curve(name, float(_floats([ece])[0]), *(_floats(bins[field]) for field in fields))
+    return Curve(name, float(floats([ece])[0]), *(floats(bins[field]) for field in fields))
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,13 @@ def prepare_ece(results: Results) -> MethodErrors:
     """Every method's global ECE, its interval and its noise floor."""
     scores = [m["global"] for m in results["methods"].values()]
     keys = ("ece", "ece_low", "ece_high", "ece_floor")
-    return MethodErrors(list(results["methods"]), *(_floats([s.get(k) for s in scores]) for k in keys))
+    return MethodErrors(list(results["methods"]), *(floats([s.get(k) for s in scores]) for k in keys))
 
 
 @dataclass(frozen=True)
 class ClientErrors:
     """The ECE on each client's test set: methods by clients."""
 
-    group: str  # "local": the global scaler; "own": the client's personal scaler
     methods: list[str]
     clients: list[str]
     ece: Floats
@@ -108,11 +108,10 @@ def prepare_clients(results: Results, group: str) -> ClientErrors:
     """Every method's ECE at every client, under the global scaler (`local`) or each client's own (`own`)."""
     per_method = [m["clients"][group] for m in results["methods"].values()]
     return ClientErrors(
-        group,
         list(results["methods"]),
         list(results["data"]["clients"]),
-        _floats([m["ece"] for m in per_method]),
-        _floats([m["ece_floor"] for m in per_method]),
+        floats([m["ece"] for m in per_method]),
+        floats([m["ece_floor"] for m in per_method]),
     )
 
 
@@ -146,8 +145,8 @@ class Series:
 
 def prepare_training(rounds: Sequence[dict[str, Any]]) -> list[Series]:
     """Training loss, accuracy and ECE by round."""
-    at = _floats([r["round"] for r in rounds])
-    loss, accuracy, ece = (_floats([r[key] for r in rounds]) for key in ("loss", "accuracy", "ece"))
+    at = floats([r["round"] for r in rounds])
+    loss, accuracy, ece = (floats([r[key] for r in rounds]) for key in ("loss", "accuracy", "ece"))
     return [
         Series("loss", "Training loss", at, loss),
         Series("accuracy", "Accuracy, %", at, 100 * accuracy),

@@ -87,7 +87,13 @@ def load(run_dir: str | Path) -> Run:
         FedCalError: a file is missing or damaged; the message names it.
     """
     run_dir = Path(run_dir)
-    return Run(_load_results(run_dir / "results.json"), _load_rounds(run_dir / "rounds.jsonl"))
+    return Run(_load_results(_found(run_dir / "results.json")), read_rounds(_found(run_dir / "rounds.jsonl")))
+
+
+def _found(path: Path) -> Path:
+    if not path.exists():
+        raise FedCalError(f"{path}: no such file: has the run in {path.parent} finished?")
+    return path
 
 
 def compare(results: Results, name: str, other: str) -> Verdict:
@@ -119,7 +125,10 @@ def _difference(mine: dict[str, Any], yours: dict[str, Any], other: str) -> tupl
 
 
 def _load_results(path: Path) -> Results:
-    results = _read(path)
+    try:
+        results = parse_json(read_bytes(path), str(path))
+    except FedCalError as error:
+        raise FedCalError(f"{error}, perhaps cut short: repeat the run") from None
     if not isinstance(results, dict) or "schema" not in results:
         raise FedCalError(f"{path}: no 'schema' in it, so not a FedCal result: point to a folder of `fedcal run`")
     if results["schema"] != RESULTS_SCHEMA:
@@ -195,18 +204,3 @@ def base_name(label: str) -> str:
 def in_two_lines(label: str) -> str:
     """A label with its options on a second line."""
     return label.replace(" (", "\n(")
-
-
-def _read(path: Path) -> Any:
-    if not path.exists():
-        raise FedCalError(f"{path}: no such file: has the run in {path.parent} finished?")
-    try:
-        return parse_json(read_bytes(path), str(path))
-    except FedCalError as error:
-        raise FedCalError(f"{error}, perhaps cut short: repeat the run") from None
-
-
-def _load_rounds(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        raise FedCalError(f"{path}: no such file: has the run in {path.parent} finished?")
-    return read_rounds(path)

@@ -17,6 +17,7 @@ from fedcal.report.words import main_method
 FEW = 2000  # test samples, below which bins are joined until each holds enough of them
 LEAST = 20  # test samples, below which a client's own figures are mostly noise
 MOST = 30  # clients in a figure
+OWN_MODEL = "fedcal calibrate site-a.npz site-b.npz --out calibrated"
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,18 @@ class ClientChange:
     floor: Floats | None = None  # of an ECE: what a perfectly calibrated model would show
 
 
+def _at_clients(results: Results, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The clients' figures before calibration, and after it by their personal scalers."""
+    methods = results["methods"]
+    return methods[BASELINE if BASELINE in methods else name]["clients"]["local"], methods[name]["clients"]["own"]
+
+
 def changes(results: Results) -> list[ClientChange]:
     """Accuracy and ECE at each client; the largest clients where there are many."""
-    name, methods = main_method(results), results["methods"]
+    name = main_method(results)
     if name is None:
         return []
-    before = methods[BASELINE if BASELINE in methods else name]["clients"]["local"]
-    after = methods[name]["clients"]["own"]
+    before, after = _at_clients(results, name)
     order = sorted(range(len(after["n"])), key=lambda c: -after["n"][c])[:MOST]
     kept = [c for c in sorted(order) if after["n"][c]]
     counts = [after["n"][c] for c in kept]
@@ -120,11 +126,10 @@ def changes(results: Results) -> list[ClientChange]:
 
 def client_rows(results: Results) -> list[list[str]]:
     """The same of every client, as rows of a table: client, samples, accuracy, ECE and noise floor."""
-    name, methods, d = main_method(results), results["methods"], digits(results)
+    name, d = main_method(results), digits(results)
     if name is None:
         return []
-    before = methods[BASELINE if BASELINE in methods else name]["clients"]["local"]
-    after = methods[name]["clients"]["own"]
+    before, after = _at_clients(results, name)
     return [
         [
             client,
@@ -141,12 +146,7 @@ def next_steps(results: Results) -> list[tuple[str, str]]:
     """What to do with the result: a sentence, and the command that does it (or nothing)."""
     name = main_method(results)
     if name is None or name == BASELINE:
-        return [
-            (
-                "Calibrate your own model: one file of logits and labels per site.",
-                "fedcal calibrate site-a.npz site-b.npz --out calibrated",
-            )
-        ]
+        return [("Calibrate your own model: one file of logits and labels per site.", OWN_MODEL)]
     scaler = f"scalers/{file_name(results['methods'][name].get('spec', name))}.safetensors"
     steps = [
         (
@@ -168,10 +168,4 @@ def next_steps(results: Results) -> list[tuple[str, str]]:
         steps.append(
             (f"Collect more labelled samples at {shown}: fewer than {LEAST} say nothing about one client.", "")
         )
-    steps.append(
-        (
-            "Do the same with your own model: one file of logits and labels per site.",
-            "fedcal calibrate site-a.npz site-b.npz --out calibrated",
-        )
-    )
-    return steps
+    return [*steps, ("Do the same with your own model: one file of logits and labels per site.", OWN_MODEL)]

@@ -7,6 +7,7 @@ import io
 import re
 
 import matplotlib as mpl
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from fedcal.report import figures
@@ -22,8 +23,8 @@ THEME = {
 }
 
 
-def inline(fig: Figure, key: str, label: str) -> str:
-    """SVG markup for an HTML page.
+def inline(fig: Figure, key: str, label: str) -> Markup:
+    """SVG for an HTML page.
 
     Args:
         fig: the figure.
@@ -42,4 +43,5 @@ def inline(fig: Figure, key: str, label: str) -> str:
     text = re.sub(r"\s*\n\s*", " ", text)
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)[0]
     head = f'<svg role="img" aria-label="{html.escape(label)}" viewBox="0 0 {width} {height}" '
-    return re.sub(r"<svg[^>]*>", head + 'xmlns:xlink="http://www.w3.org/1999/xlink">', text, count=1)
+    head += 'xmlns:xlink="http://www.w3.org/1999/xlink">'
+    return Markup(re.sub(r"<svg[^>]*>", head, text, count=1))

@@ -50,6 +50,7 @@ def _mean_worst(method: dict[str, Any], group: str, digits: int) -> str:
     return f"{percent(method[group]['ece'], digits)} / {percent(method[group].get('worst_ece'), digits)}"
 
 
+WIDTH = 14  # characters of a label in the terminal
 TOP3 = "Top-3 %"
 COLUMNS = (
     Column("Acc. %", lambda m, d: percent(m["global"]["accuracy"], d)),
@@ -145,15 +146,15 @@ def terminal(results: Results) -> Table:
         table.add_column(title, justify="right", no_wrap=column.bold, min_width=widest)
     for row in body:
         table.add_row(
-            escape(narrow(row.method)), *_marked(row, shown, lambda text: f"[bold]{stacked(text)}[/bold]", stacked)
+            escape(narrow(row.method)), *marked(row, shown, lambda text: f"[bold]{stacked(text)}[/bold]", stacked)
         )
     return table
 
 
-def narrow(label: str, width: int = 14) -> str:
-    """A label in lines of about that width, broken between options and, if need be, before an option's value."""
+def narrow(label: str) -> str:
+    """A label in lines of about WIDTH, broken between options and, if need be, before an option's value."""
     lines = in_two_lines(label).replace(", ", ",\n").splitlines()
-    return "\n".join(line if len(line) <= width else line.replace("=", "=\n") for line in lines)
+    return "\n".join(line if len(line) <= WIDTH else line.replace("=", "=\n") for line in lines)
 
 
 def markdown(results: Results) -> str:
@@ -171,7 +172,7 @@ def markdown(results: Results) -> str:
 
     shown = columns(results)
     head = [line(["Method", *(c.title for c in shown)]), line(["---", *("---:" for _ in shown)])]
-    body = [line([_escape_markdown(row.method), *_marked(row, shown, bold, _escape_markdown)]) for row in rows(results)]
+    body = [line([_escape_markdown(row.method), *marked(row, shown, bold, _escape_markdown)]) for row in rows(results)]
     return "\n".join([*head, *body, "", note(results), ""])
 
 
@@ -182,11 +183,11 @@ def latex(results: Results) -> str:
         results: of a run, as `load` gives them.
     """
     shown = columns(results)
-    body = [[row.method, *_marked(row, shown, Bold)] for row in rows(results)]
+    body = [[row.method, *marked(row, shown, Bold)] for row in rows(results)]
     return latex_table(["Method", *(c.title for c in shown)], body, note=note(results))
 
 
-def _marked(row: Row, shown: list[Column], bold: Callable[[str], str], plain: Callable[[str], str] = str) -> list[str]:
+def marked(row: Row, shown: list[Column], bold: Callable[[str], str], plain: Callable[[str], str] = str) -> list[str]:
     """The cells; in the best row the column that decides goes through `bold`, all others through `plain`."""
     return [
         bold(text) if row.best and column.bold else plain(text) for column, text in zip(shown, row.cells, strict=True)

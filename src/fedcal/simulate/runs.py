@@ -32,6 +32,7 @@ from fedcal.methods.fit import n_bytes
 from fedcal.methods.spec import file_name
 from fedcal.protocol import Ledger
 from fedcal.simulate import federation
+from fedcal.simulate.assemble import assemble
 from fedcal.simulate.checkpoint import load_checkpoint, save_checkpoint
 from fedcal.simulate.config import MACHINE, SCHEMA, Config
 from fedcal.simulate.federation import Federation, Record
@@ -129,7 +130,7 @@ def _run(
     on_start: Callable[[Federation], None],
     on_stage: Callable[[Stage], None],
 ) -> Results:
-    state = federation.assemble(config, dataset, own_model=model)
+    state = assemble(config, dataset, own_model=model)
     if folder:
         _open_folder(folder, state, resume)
     on_start(state)
@@ -219,7 +220,7 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
                 **{f"{split}_counts": getattr(table, split).tolist() for split in ("train", "cal", "test")},
                 "G": table.G,
                 "kl": table.kl.tolist(),
-                "parameters": federation.n_parameters(state.model),
+                "parameters": sum(p.numel() for p in state.model.parameters()),
             },
             "methods": methods,
         }

@@ -19,7 +19,7 @@ from fedcal import Scaler
 from fedcal.base.arrays import as_array
 from fedcal.base.store import read_json, read_tensors
 from fedcal.methods.spec import file_name
-from fedcal.simulate.federation import assemble
+from fedcal.simulate.assemble import assemble
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
