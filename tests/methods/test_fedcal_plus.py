@@ -119,6 +119,18 @@ def test_few_rounds_lead_to_the_fits_without_a_fold(limits, monkeypatch):
     assert few == pytest.approx(out_of_fold(), rel=2e-3)
 
 
+def test_a_family_whose_fits_have_not_arrived_is_chosen_where_it_gains_far_more_than_is_left(monkeypatch):
+    """Of a skewed, accurate net, no matrix arrives within the rounds. It was left out, for 5 to 15 % more NLL."""
+    clients = skewed(4, 400, 6)
+    arrived = fedcal.calibrate(clients, "fedcal-plus", prior_shift=False)
+    monkeypatch.setattr(stages, "NEWTON_ROUNDS", 4)
+    stopped = fedcal.calibrate(clients, "fedcal-plus", prior_shift=False)
+    assert "matrix" in arrived.params and "matrix" in stopped.params
+    logits, labels = (np.concatenate(part) for part in zip(*clients.values(), strict=True))
+    nll = [fedcal.nll(scaler.predict_proba(logits), labels) for scaler in (arrived, stopped)]
+    assert nll[1] == pytest.approx(nll[0], rel=0.01)
+
+
 @pytest.mark.parametrize("fold_large", [stages.FOLD_LARGE, 0])
 def test_a_map_that_fits_every_sample_has_an_honest_loss_out_of_fold(fold_large, monkeypatch):
     """With few errors, a weakly shrunk matrix separates all samples, and its loss is flat. A fit without a fold that started

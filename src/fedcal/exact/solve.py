@@ -168,6 +168,13 @@ class Descent:
     _promised: float = 0.0
     _scale: float = 1.0
 
+    @property
+    def left(self) -> float:
+        """Nats that its next step promises, where its limit of rounds stopped it; none are left where it has arrived."""
+        if self.arrived:
+            return 0.0
+        return 0.5 * self._promised if self._best is not None and self._scale >= SMALLEST else math.inf
+
     def receive(self, loss: float, gradient: Array, inverse: Inverse, exact: bool) -> None:
         """Take the sums at `t`, and go on to the next point.
 

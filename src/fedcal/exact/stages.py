@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +23,7 @@ BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ / 2
 FITTING = 1e-8
 CHOOSING = 1e-1  # of fits to choose among: standard errors of a choice are some nats
 ROUNDS, SLOW_ROUNDS = 60, 240  # of one fit at most, with whole Hessians and without
-NEWTON_ROUNDS, OTHER_ROUNDS = 9, 10  # of fits to choose among, with whole Hessians and without
+NEWTON_ROUNDS, OTHER_ROUNDS = 11, 10  # of fits to choose among, with whole Hessians and without
 FINISHING_ROUNDS = 3  # of the chosen one
 FOLD_LARGE = 200_000  # bytes of a family's gradients without each fold: if they are more, its ridge is chosen first
 DIAGONAL = 30.0  # precision of a matrix's diagonal at most; vectors choose 10 to 100
@@ -159,9 +159,10 @@ class Candidate:
         return FoldMap(self.family, {fold: descent.t for fold, descent in self.folds.items()})
 
     @property
-    def settled(self) -> bool:
-        """Whether the fits have arrived, all samples' and without each fold."""
-        return self.fit.arrived and all(descent.arrived for descent in self.folds.values())
+    def left(self) -> float:
+        """Nats that the fits, all samples' and without each fold, would still have gained: by about as much, its loss out of
+        fold may be wrong."""
+        return self.fit.left + sum(descent.left for descent in self.folds.values())
 
 
 def in_turn(families: Iterable[str], k: int) -> list[list[str]]:
@@ -298,9 +299,9 @@ class Scores:
         square = float(self.gram[i, i] - 2 * self.gram[i, j] + self.gram[j, j]) / max(self.n, 1)
         return mean, (max(square - mean**2, 0.0) / max(self.n, 1)) ** 0.5
 
-    def best(self, numbers: Iterable[int]) -> int:
-        """Which of these candidates has the least loss."""
-        return min(numbers, key=lambda i: float(self.total[i]))
+    def best(self, numbers: Iterable[int], left: Mapping[int, float] | None = None) -> int:
+        """Which of these candidates has the least loss, each taken as too low by the nats that are left of it."""
+        return min(numbers, key=lambda i: float(self.total[i]) + (left or {}).get(i, 0.0))
 
 
 # --- confidence maps and the prior shift -----------------------------------------------------------------------------

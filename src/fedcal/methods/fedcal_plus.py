@@ -180,13 +180,11 @@ def choose_family(
     scores = yield from score(tried, clients)
     chosen = 0
     for family in tuple(ridges)[1:]:
-        eligible = [i for i, candidate in enumerate(tried) if candidate.family == family]
-        if not is_large(family, len(ridges[family]), clients.k):  # those go on for few steps only, and change little
-            eligible = [i for i in eligible if tried[i].settled]
-        if not eligible:
-            continue
-        best = scores.best(eligible)
+        large = is_large(family, len(ridges[family]), clients.k)  # those go on for few steps only, and change little
+        left = {i: 0.0 if large else of.left for i, of in enumerate(tried) if of.family == family}
+        best = scores.best(left, left)
         gain, error = scores.paired(chosen, best)
+        gain -= left[best] / clients.n
         as_right = chosen > 0 or float(scores.hits[best]) >= float(scores.hits[0])
         clients.log[f"{family}_gain"] = gain
         if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:
