@@ -21,7 +21,7 @@ import numpy as np
 
 from fedcal.base.arrays import Array, as_array, double, namespace
 from fedcal.base.labels import NUMBERS, as_labels, find_classes, refuse_masked, to_columns
-from fedcal.errors import FedCalError, FedCalWarning, counted, unknown
+from fedcal.errors import FedCalError, FedCalWarning, counted, reason_of, unknown
 
 SPREAD = (
     1e15  # what a logit may lie below its row's top one; squares of more, summed up, would lose all digits of the rest
@@ -47,7 +47,7 @@ def check_array(values: Any, what: str) -> Array:
     try:
         array = as_array(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = reason_of(error)
         raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: {reason}") from None
     if array.dtype.kind in "bc":
         raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")

@@ -27,7 +27,7 @@ from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import MOST_BYTES, write_bytes
 from fedcal.data.columns import KINDS, Kind
 from fedcal.data.readers import pyarrow, read_content
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, error_context, unknown
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES
         most_bytes: that the file's arrays may take in memory.
         columns: further ones to read, such as subgroups.
     """
-    try:
+    with error_context(path):
         held = read_content(path, kind, most_bytes, columns)
         meant = kind or KINDS[held.name]
         logits = _as_logits(held.scores, meant, sure=kind is not None)
@@ -80,8 +80,6 @@ def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES
         labels, sites = _column(held.labels, "labels", len(logits)), _column(held.sites, "sites", len(logits))
         groups = {name: np.asarray(_column(values, name, len(logits))) for name, values in held.others.items()}
         return Rows(logits, labels, None if sites is None else sites.astype(np.str_), meant == "probs", groups)
-    except FedCalError as error:
-        raise FedCalError(f"{path}: {error}") from None
 
 
 def read_sites(
@@ -153,10 +151,8 @@ def _labelled(path: Path, rows: Rows) -> np.ndarray:
 
 def _columns(path: Path, rows: Rows, classes: Any, check: Callable[..., Array] = check_labels) -> Array:
     """The labels as columns."""
-    try:
+    with error_context(path):
         return check(_labelled(path, rows), len(rows.logits), rows.logits.shape[1], classes=classes).copy()
-    except FedCalError as error:
-        raise FedCalError(f"{path}: {error}") from None
 
 
 def _joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:

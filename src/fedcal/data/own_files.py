@@ -16,7 +16,7 @@ from fedcal.base.limits import MOST_BYTES
 from fedcal.data.columns import FEATURES
 from fedcal.data.own import PARTS
 from fedcal.data.readers import read_arrays, read_content
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, error_context
 
 SUFFIXES = (".npz", ".csv", ".parquet")
 SPLIT = "split"
@@ -37,12 +37,10 @@ def read_own(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     Raises:
         FedCalError: where the file is missing, damaged, too large, or lacks a column.
     """
-    try:
+    with error_context(path):
         if path.suffix.lower() == ".npz":
             return read_arrays(path, PARTS, most_bytes)
         return _table(path, most_bytes)
-    except FedCalError as error:
-        raise FedCalError(f"{path}: {error}") from None
 
 
 def _table(path: Path, most_bytes: int) -> dict[str, Any]:
