@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcal.base.arrays import Array, Params
 from fedcal.base.checks import SPREAD
-from fedcal.base.query import Query, leaves
+from fedcal.base.query import Query, leaves, magnitude
 from fedcal.errors import FedCalError
 
 RELATIVE = 1e-9  # rounding of a sum, relative to its terms
@@ -34,9 +34,7 @@ class Claim:
     @property
     def size(self) -> float:
         """The largest parameter that the query is about, at least 1: logits are multiplied by it."""
-        arrays = [leaf for _, leaf in leaves(self.query) if isinstance(leaf, np.ndarray) and leaf.size]
-        numbers = [abs(leaf) for _, leaf in leaves(self.query) if isinstance(leaf, float)]
-        return max([1.0, *numbers, *(float(np.abs(t).max()) for t in arrays)])
+        return max([1.0, *(magnitude(leaf) for _, leaf in leaves(self.query))])
 
     @property
     def norm(self) -> float:

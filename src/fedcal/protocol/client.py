@@ -146,9 +146,9 @@ class Client:
         noise is in shares, it is drawn and paid for again: two totals with the same shares, over other nodes, would differ
         by what one node sent, and only its own share of the noise would hide that.
         """
-        again = self._last is not None and self._last.to == request.digest and privacy.where != "distributed"
-        if self._last is not None and again:
-            return self._last
+        last = self._last
+        if last is not None and last.to == request.digest and privacy.where != "distributed":
+            return last
         if not isinstance(request.query, PrivateQuery):
             kind = type(request.query).__name__
             raise FedCalError(

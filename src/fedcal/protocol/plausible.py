@@ -29,7 +29,7 @@ import numpy as np
 from fedcal.base.arrays import Array
 from fedcal.base.checks import SPREAD
 from fedcal.base.folds import FEWEST
-from fedcal.base.query import Query
+from fedcal.base.query import Query, magnitude
 from fedcal.base.store import unnest
 from fedcal.exact import maps, prior_shift, queries
 from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
@@ -54,7 +54,7 @@ def check_size(claim: Claim) -> None:
     for name, value in claim.content.items():
         claim.require(np.isfinite(value).all(), name, "is not finite")
         squared = isinstance(claim.query, NetGradient | HeadStart | HeadSums) or name.split("/")[-1] in SQUARED
-        largest, limit = float(np.abs(value).max()) if value.size else 0.0, most * most if squared else most
+        largest, limit = magnitude(value), most * most if squared else most
         claim.require(largest <= limit, name, f"reaches {largest:.3g}, beyond all that {claim.n} samples can add up to")
 
 

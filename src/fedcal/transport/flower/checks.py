@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 
+from fedcal.base.query import magnitude
 from fedcal.protocol.checks import FAR, of_others
 
 Signature = tuple[Hashable, ...]
@@ -51,7 +52,7 @@ def bad_models(replies: dict[int, Message], sent: ArrayRecord, weight: str = WEI
         if not all(np.isfinite(value).all() for value in values.values()):
             found[node] = "its model is not finite"
         else:
-            sizes[node] = max((float(np.abs(v).max()) for v in values.values() if v.size), default=0.0)
+            sizes[node] = max(map(magnitude, values.values()), default=0.0)
     mine = tuple((name, tuple(array.shape)) for name, array in sent.items())
     found |= dict.fromkeys(_unusual(signatures, mine), "its model has other names or shapes")
     found |= _far({node: size for node, size in sizes.items() if node not in found}, "its model reaches")
