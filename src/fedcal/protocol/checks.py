@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from fedcal.protocol.plausible import Claim, check_plausible, check_size
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
 HEADER = 1 << 20  # bytes that a message may be larger than its tensors
+Who = TypeVar("Who")
 SAMPLES = 1 << 30  # bytes of a client's samples at most, where a method sends them
 
 
@@ -155,7 +157,7 @@ def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, K
     }
 
 
-def of_others(sizes: Mapping[str, float], usual: Callable[[list[float]], float]) -> dict[str, float]:
+def of_others(sizes: Mapping[Who, float], usual: Callable[[list[float]], float]) -> dict[Who, float]:
     """Return for each one what is usual of the others; nothing where there are no others."""
     if len(sizes) < 2:
         return {}

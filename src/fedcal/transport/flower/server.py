@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
@@ -32,9 +32,6 @@ from fedcal.transport.flower.records import (
     size,
     take_out,
 )
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 LONGEST = 200  # characters of a node's name
