@@ -17,7 +17,6 @@ from fedcal.base.query import magnitude
 from fedcal.protocol.checks import FAR, of_others
 
 Signature = tuple[Hashable, ...]
-WEIGHT = "num-examples"  # the metric that strategies weigh nodes by, unless they say otherwise
 
 
 def bad_models(replies: dict[int, Message], sent: ArrayRecord, weight: str) -> dict[int, str]:
