@@ -48,11 +48,12 @@ def _table(path: Path, most_bytes: int) -> dict[str, Any]:
     if held.labels is None:
         raise FedCalError("no labels: add a column `label`")
     columns = {"x": held.scores, "y": held.labels, "client": held.sites}
+    columns = {name: np.asarray(values) for name, values in columns.items() if values is not None}
     if (split := held.others.get(SPLIT)) is None:
-        return {name: values for name, values in columns.items() if values is not None}
+        return columns
     words = np.asarray(split).astype(np.str_)
     if (odd := ~np.isin(words, ("train", "test"))).any():
         raise FedCalError(f"column {SPLIT}: {str(words[odd.argmax()])!r} is neither train nor test")
     test = words == "test"
-    found = {name: np.asarray(values)[~test] for name, values in columns.items() if values is not None}
-    return found | {f"test_{name}": np.asarray(values)[test] for name, values in columns.items() if values is not None}
+    found = {name: values[~test] for name, values in columns.items()}
+    return found | {f"test_{name}": values[test] for name, values in columns.items()}

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from fedcal.base.store import MOST_BYTES, regular_size
+from fedcal.base.store import regular_size
 from fedcal.data.columns import LABELS, SITES, Kind, Plan, What, check_held, choose_scores, one_of, plan_of
 from fedcal.errors import FedCalError, reason_of, unknown
 
@@ -35,7 +35,7 @@ class Content(NamedTuple):
     others: dict[str, Any]  # further columns that were asked for, by name
 
 
-def read_content(path: Path, kind: What | None, most_bytes: int = MOST_BYTES, others: Sequence[str] = ()) -> Content:
+def read_content(path: Path, kind: What | None, most_bytes: int, others: Sequence[str]) -> Content:
     """Read a file's arrays.
 
     Args:
@@ -60,7 +60,7 @@ def read_content(path: Path, kind: What | None, most_bytes: int = MOST_BYTES, ot
         raise FedCalError("no such file") from None
 
 
-def read_arrays(path: Path, names: Sequence[str], most_bytes: int = MOST_BYTES) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, names: Sequence[str], most_bytes: int) -> dict[str, np.ndarray]:
     """Read the arrays of a .npz.
 
     Args:

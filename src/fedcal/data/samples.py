@@ -22,9 +22,7 @@ def check_pair(name: Any, pair: Any) -> tuple[Any, Any]:
     return pair[0], pair[1]
 
 
-def read_client(
-    name: str, pair: tuple[Any, Any], width: int = 0, probs: bool | None = False
-) -> tuple[Array, np.ndarray]:
+def read_client(name: str, pair: tuple[Any, Any], width: int, probs: bool | None) -> tuple[Array, np.ndarray]:
     """A client's logits and its labels, as they came; `width` is the number of classes, 0 if any will do."""
     with error_context(f"client {name}"):
         logits, labels = as_logits(pair[0], probs), as_labels(pair[1])
