@@ -216,7 +216,8 @@ def write_probs(
     raw = io.BytesIO()
     if path.suffix.lower() == ".npz":
         arrays: dict[str, Any] = {"probs": probs, **{f"{name}s": values for name, values in said.items()}}
-        np.savez(raw, **arrays, **({} if sets is None else {"sets": sets}))
+        arrays |= {} if sets is None else {"sets": sets}
+        np.savez(raw, **arrays)
     else:
         columns = {f"p_{k}": probs[:, k] for k in range(probs.shape[1])} | said
         table: dict[str, list[Any]] = {name: values.tolist() for name, values in columns.items()}

@@ -346,7 +346,7 @@ class CalibratedStrategy(Strategy):
         config: Any,
         grid: Grid,
     ) -> list[Message]:
-        """The inner strategy's messages; none, where it waits for nodes that do not come."""
+        """The inner strategy's messages; none where too few nodes come while it waits."""
         try:
             view = PatientGrid(grid, self.nodes.present, self.patience)
             return list(configure(server_round + self._before, arrays, config, view))
