@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode's kinds of characters that steer a terminal, or are none
 
@@ -45,6 +46,20 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
     return FedCalError(f"unknown {kind} {name!r}: {hint}")
+
+
+@contextmanager
+def error_context(where: object) -> Iterator[None]:
+    """Put what is worked on, such as a file or a client, before the message of a `FedCalError` that is raised within."""
+    try:
+        yield
+    except FedCalError as error:
+        raise FedCalError(f"{where}: {error}") from None
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what another library's error says; its type where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def counted(count: int, noun: str) -> str:

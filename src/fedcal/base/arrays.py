@@ -25,13 +25,13 @@ Params = dict[str, Array]
 
 
 def is_array(values: Any) -> bool:
-    """Whether this is NumPy's; if not, where arrays are computed with, it is a tensor."""
+    """Whether this is NumPy's array or number; the functions below take anything else for a tensor."""
     return isinstance(values, np.ndarray | np.generic)
 
 
 def namespace(x: Any) -> Any:
     """NumPy for an array, PyTorch for a tensor."""
-    if isinstance(x, np.ndarray | np.generic):
+    if is_array(x):
         return np
     import torch
 
@@ -40,7 +40,7 @@ def namespace(x: Any) -> Any:
 
 def tracing(x: Any) -> bool:
     """Whether PyTorch is tracing a graph (torch.export, ONNX, torch.compile), which cannot branch on values."""
-    if isinstance(x, np.ndarray | np.generic):
+    if is_array(x):
         return False
     import torch
 
@@ -124,17 +124,18 @@ def sum_of(parts: Iterable[Any]) -> Any:
 
 def falling(x: Any) -> tuple[Any, Any]:
     """Each row in falling order, equal ones as they came; and where each number came from."""
-    if not is_array(x):
-        return x.sort(dim=1, descending=True, stable=True)
-    order = np.argsort(-x, axis=1, kind="stable")
-    return np.take_along_axis(x, order, 1), order
+    return _in_order(x, descending=True)
 
 
 def rising(x: Any) -> tuple[Any, Any]:
     """Each row in rising order, equal ones as they came; and where each number came from."""
+    return _in_order(x, descending=False)
+
+
+def _in_order(x: Any, descending: bool) -> tuple[Any, Any]:
     if not is_array(x):
-        return x.sort(dim=1, descending=False, stable=True)
-    order = np.argsort(x, axis=1, kind="stable")
+        return x.sort(dim=1, descending=descending, stable=True)
+    order = np.argsort(-x if descending else x, axis=1, kind="stable")
     return np.take_along_axis(x, order, 1), order
 
 

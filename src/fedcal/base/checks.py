@@ -21,17 +21,13 @@ import numpy as np
 
 from fedcal.base.arrays import Array, as_array, double, namespace
 from fedcal.base.labels import NUMBERS, as_labels, find_classes, refuse_masked, to_columns
-from fedcal.errors import FedCalError, FedCalWarning, counted, unknown
+from fedcal.errors import FedCalError, FedCalWarning, counted, reason_of, unknown
 
-SPREAD = (
-    1e15  # what a logit may lie below its row's top one; squares of more, summed up, would lose all digits of the rest
-)
+# How far a logit may lie below its row's top one: squares of more, summed up, would lose all digits of the rest.
+SPREAD = 1e15
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
 SMALLEST = float(np.finfo(np.float32).tiny)  # a probability of 0 counts as this
-OURS = (
-    str(Path(__file__).parents[1]),
-    contextlib.__file__,
-)  # where frames are not the user's: here, and in our decorators
+OURS = (str(Path(__file__).parents[1]), contextlib.__file__)  # whose frames are not the user's: ours, and decorators'
 FEW = 20  # of fewer scores, all may lie between 0 and 1 by chance
 RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them holds of NaN
     "low": (operator.ge, "at least"),
@@ -47,7 +43,7 @@ def check_array(values: Any, what: str) -> Array:
     try:
         array = as_array(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = reason_of(error)
         raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: {reason}") from None
     if array.dtype.kind in "bc":
         raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")
@@ -89,15 +85,15 @@ def two_columns(scores: Any, probs: bool) -> Any:
     return xp.stack([1 - one if probs else xp.zeros_like(one), one], 1)
 
 
-def check_logits(values: Any, what: str = "logits") -> Array:
+def check_logits(values: Any) -> Array:
     """(N, K) finite numbers, no two in a row further apart than SPREAD (those beyond are moved up to it)."""
-    logits = check_matrix(values, what)
+    logits = check_matrix(values, "logits")
     low, high = (float(logits.min()), float(logits.max())) if logits.size else (0.0, 0.0)  # NaN shows in both
     if not math.isfinite(low) or not math.isfinite(high):
         bad = (~np.isfinite(logits)).any(1)
         row = int(bad.argmax())
         raise FedCalError(
-            f"{what} must be finite: row {row} holds NaN or infinity ({counted(int(bad.sum()), 'such row')})"
+            f"logits must be finite: row {row} holds NaN or infinity ({counted(int(bad.sum()), 'such row')})"
         )
     with np.errstate(over="ignore"):  # what overflows is moved up
         return logits if max(-low, high) <= SPREAD else within_spread(logits)

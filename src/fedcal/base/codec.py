@@ -19,7 +19,7 @@ from safetensors.numpy import load, save
 
 from fedcal.base.arrays import Params, as_array
 from fedcal.base.schema import Anything, Exactly, ListOf, MapOf, Number, Record, Text, Tuple, check
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, reason_of
 
 DEEPEST = 32  # levels of JSON: ours have about ten
 MOST_DIGITS = 20  # of a whole number: 64 bits
@@ -56,7 +56,7 @@ def parse_json(data: bytes | str, what: str) -> Any:
     except RecursionError:
         raise FedCalError(f"{what} cannot be read as JSON (it is nested without end)") from None
     except ValueError as error:
-        raise FedCalError(f"{what} cannot be read as JSON ({str(error).splitlines()[0]})") from None
+        raise FedCalError(f"{what} cannot be read as JSON ({reason_of(error)})") from None
 
 
 def seal(content: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def unpack(data: Any, most_header: int = MOST_HEADER) -> tuple[Params, dict[str,
     """
     if not isinstance(data, bytes) or len(data) < 8:
         raise FedCalError("it is cut short")
-    end = _header_end(data)
+    end = 8 + int.from_bytes(data[:8], "little")
     if end > min(len(data), 8 + most_header):
         raise FedCalError("its header is cut short, or too large")
     sealed = _SEAL.match(data, 8, end)
@@ -162,7 +162,7 @@ def unpack(data: Any, most_header: int = MOST_HEADER) -> tuple[Params, dict[str,
         tensors = load(data)
         found = {name: tensors.pop(name) for name in inner["order"]}
     except Exception as error:  # whatever odd bytes make a reader raise: assertions, MemoryError, its own errors
-        raise FedCalError(f"its tensors cannot be read ({_reason(error)})") from None
+        raise FedCalError(f"its tensors cannot be read ({reason_of(error)})") from None
     if tensors:
         raise FedCalError("a tensor of it has no place")
     return found, inner["about"]
@@ -180,10 +180,6 @@ def check_finite(tensors: Mapping[str, Any]) -> None:
             raise FedCalError(f"{name!r} holds NaN or infinity")
 
 
-def _header_end(data: bytes) -> int:
-    return 8 + int.from_bytes(data[:8], "little")
-
-
 def _digest(data: bytes, at: int, end: int) -> str:
     """Of all bytes, with zeros where the digest itself stands."""
     view, found = memoryview(data), hashlib.blake2b(digest_size=16)
@@ -198,7 +194,3 @@ def _text(outer: Any) -> str:
     if not isinstance(text, str):
         raise FedCalError("it was not written by fedcal")
     return text
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import as_array
-from fedcal.errors import FedCalError, counted
+from fedcal.errors import FedCalError, counted, reason_of
 
 NUMBERS = "biuf"  # NumPy's kinds: booleans, integers, floating point
 
@@ -32,8 +32,7 @@ def as_labels(values: Any, what: str = "labels") -> np.ndarray:
         if labels.dtype.kind == "U" and isinstance(values, list | tuple):  # NumPy writes numbers among strings as text
             labels = np.asarray(values, dtype=object)
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise FedCalError(f"{what} must be an array, not {type(values).__name__}: {reason}") from None
+        raise FedCalError(f"{what} must be an array, not {type(values).__name__}: {reason_of(error)}") from None
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:

@@ -46,6 +46,13 @@ def parts(value: Any) -> Iterator[Any]:
         yield from parts(part)
 
 
+def magnitude(leaf: Leaf) -> float:
+    """Return the largest absolute value of an array or a floating-point number; 0 of anything else."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return float(np.abs(leaf).max()) if leaf.size else 0.0
+    return abs(leaf) if isinstance(leaf, float) else 0.0
+
+
 def fingerprint(query: Any) -> str:
     """Return a digest of a query's type and of all its values; also of a tuple or dict of arrays and numbers."""
     digest = hashlib.blake2b(digest_size=16)

@@ -60,6 +60,11 @@ def hold_out(sites: Sites, seed: int) -> tuple[dict[str, tuple[Array, Array]], d
     return kept, held
 
 
+def _filled(sites: Sites) -> Sites:
+    """The sites that have samples."""
+    return {site: samples for site, samples in sites.items() if len(samples[1])}
+
+
 def estimate(fitted: Scaler, held: Sites) -> Measured:
     """Measure the sites with held-out samples: `before`, by the `global` scaler, and by each site's personal one (`own`)."""
     views: dict[str, View] = {
@@ -67,15 +72,14 @@ def estimate(fitted: Scaler, held: Sites) -> Measured:
         "global": lambda _, logits: fitted.apply(logits, probs=False),
         "own": lambda site, logits: fitted.apply(logits, site, probs=False),
     }
-    return measure({site: samples for site, samples in held.items() if len(samples[1])}, views)
+    return measure(_filled(held), views)
 
 
 def estimate_sets(fitted: Scaler, held: Sites) -> dict[str, dict[str, float]] | None:
     """Coverage and mean size of the sets on held-out samples, by the `global` scaler and by personal ones (`own`)."""
     if not isinstance(fitted.method, WithSets):
         return None
-    found = {}
-    filled = {site: samples for site, samples in held.items() if len(samples[1])}
+    found, filled = {}, _filled(held)
     for view in ("global", "own"):
         tallies = []
         with warnings.catch_warnings():
@@ -104,7 +108,7 @@ def evaluations(fitted: Scaler, held: Sites, classes: Sequence[str]) -> tuple[Ev
         held: each site's samples; sites without any are left out.
         classes: the names of the classes; their numbers if empty.
     """
-    shown = {site: samples for site, samples in held.items() if len(samples[1])}
+    shown = _filled(held)
     groups: dict[str, dict[str, Any]] = {site: {} for site in shown}
     views: tuple[View, View] = (unchanged, lambda site, logits: fitted.apply(logits, site, probs=False))
     before, after = (evaluate_samples(shown, view, groups, classes) for view in views)

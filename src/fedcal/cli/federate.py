@@ -211,6 +211,6 @@ def _tell_privately(about: dict[str, Any]) -> None:
     )
     if spent["fallback"]:
         print("no map gained more than noise alone can: probabilities stay as they are")
-    views = {"uncal": "before and after" if spent["fallback"] else "before", "global": "after"}
-    for view in list(views)[: 1 if spent["fallback"] else 2]:
-        print(f"{views[view]:6s} {_noised_metrics(metrics[view], spent['nll_noise'])}")
+    views = {"uncal": "before and after"} if spent["fallback"] else {"uncal": "before", "global": "after"}
+    for view, title in views.items():
+        print(f"{title:6s} {_noised_metrics(metrics[view], spent['nll_noise'])}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -86,6 +86,6 @@ def sets_options(alpha: float | None, coverage: str | None) -> dict[str, Any]:
     return {name: value for name, value in (("alpha", alpha), ("coverage", coverage)) if value is not None}
 
 
-def kind_of(probs: bool | None) -> Any:
+def kind_of(probs: bool | None) -> Literal["probs", "logits"] | None:
     """What --probs and --logits say."""
     return None if probs is None else "probs" if probs else "logits"

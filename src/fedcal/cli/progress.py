@@ -62,12 +62,7 @@ class Parts:
         if self.task is not None:
             self.bar.stop_task(self.task)
         self.name, self.total, self.done, self.first, self.began = name, total or 0, done, done, self.clock()
-        self.task = self.bar.add_task(
-            self._live(name, NAME),
-            total=total,
-            completed=done,
-            text=self._live(text, self.console.width - REST - len(self.name[:NAME])),
-        )
+        self.task = self.bar.add_task(_cut(name, NAME), total=total, completed=done, text=self._live(text))
 
     def step(self, done: int, text: str = "", total: int | None = None, say: bool = False) -> None:
         """Say how far the part has come.
@@ -80,12 +75,7 @@ class Parts:
         """
         assert self.task is not None, "no part has begun"
         self.done, self.total = done, total or self.total
-        self.bar.update(
-            self.task,
-            completed=done,
-            total=self.total or None,
-            text=self._live(text, self.console.width - REST - len(self.name[:NAME])),
-        )
+        self.bar.update(self.task, completed=done, total=self.total or None, text=self._live(text))
         if not self.quiet and not self.console.is_terminal and (say or self.clock() - self.said >= self.every):
             self.said = self.clock()
             words = [" ".join(filter(None, (self.name, _count(done, self.total)))), text, self._times()]
@@ -103,10 +93,9 @@ class Parts:
         self.begin(name, sum(sizes.values()))
         return Counting(samples, lambda before: self.step(sum(sizes[client] for client in before)))
 
-    def _live(self, text: str, most: int) -> str:
+    def _live(self, text: str) -> str:
         """A text as the moving line shows it: never so long that it pushes the numbers out."""
-        shown = printable(text)
-        return escape(shown if len(shown) <= most else shown[: max(most - 1, 0)] + "…")
+        return _cut(text, self.console.width - REST - len(self.name[:NAME]))
 
     def _times(self) -> str:
         spent, steps = self.clock() - self.began, self.done - self.first
@@ -133,6 +122,11 @@ class Counting(Mapping[str, Value]):
 
     def __len__(self) -> int:
         return len(self.held)
+
+
+def _cut(text: str, most: int) -> str:
+    shown = printable(text)
+    return escape(shown if len(shown) <= most else shown[: max(most - 1, 0)] + "…")
 
 
 class Counted(ProgressColumn):

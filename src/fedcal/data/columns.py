@@ -9,9 +9,8 @@ from typing import Literal, NamedTuple
 from fedcal.errors import FedCalError, unknown
 
 Kind = Literal["logits", "probs"]
-FEATURES: Literal["features"] = (
-    "features"  # of a model's input: every column but label, site and what is asked for besides
-)
+# A table of a model's inputs: every column is one, but for the label, the site and those that are asked for besides.
+FEATURES: Literal["features"] = "features"
 What = Literal["logits", "probs", "features"]
 LABELS = ("labels", "label")
 SITES = ("site", "sites", "client", "clients")
@@ -35,9 +34,7 @@ def choose_scores(names: Iterable[str], kind: Kind | None, others: Sequence[str]
     """
     names = [name for name in names if name not in (*NOT_SCORES, *others)]
     known = [name for name in names if name in KINDS]
-    fitting = (
-        [name for name in known if kind in (None, KINDS[name]) or name == EITHER] if known else names if kind else []
-    )
+    fitting = names if kind and not known else [n for n in known if kind in (None, KINDS[n]) or n == EITHER]
     if len(fitting) == 1:
         return fitting[0]
     found = ", ".join(names) or "nothing else"
@@ -115,20 +112,18 @@ def plan_of(header: list[str], kind: What | None, others: Sequence[str]) -> Plan
     columns = at.get(name, dict(enumerate(free)))
     if missing := [k for k in range(len(columns)) if k not in columns]:
         raise FedCalError(f"column {name}_{missing[0]} is missing: classes are numbered from 0")
-    label, site = (one_of(names, header) for names in (LABELS, SITES))
-    return Plan(
-        name,
-        [columns[k] for k in range(len(columns))],
-        None if label is None else header.index(label),
-        None if site is None else header.index(site),
-        {one: header.index(one) for one in others},
-    )
+    scores = [columns[k] for k in range(len(columns))]
+    return Plan(name, scores, *_label_and_site(header), {one: header.index(one) for one in others})
 
 
 def _features_plan(header: list[str], others: Sequence[str]) -> Plan:
-    label, site = (one_of(names, header) for names in (LABELS, SITES))
-    free = [i for i, name in enumerate(header) if name not in (label, site, *others)]
+    label, site = _label_and_site(header)
+    free = [i for i, name in enumerate(header) if i not in (label, site) and name not in others]
     if not free:
         raise FedCalError(f"columns {', '.join(header) or 'none'}: there is no feature among them")
-    at_label, at_site = (None if name is None else header.index(name) for name in (label, site))
-    return Plan(FEATURES, free, at_label, at_site, {one: header.index(one) for one in others})
+    return Plan(FEATURES, free, label, site, {one: header.index(one) for one in others})
+
+
+def _label_and_site(header: list[str]) -> tuple[int | None, int | None]:
+    label, site = (one_of(names, header) for names in (LABELS, SITES))
+    return None if label is None else header.index(label), None if site is None else header.index(site)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import MOST_BYTES, write_bytes
 from fedcal.data.columns import KINDS, Kind
 from fedcal.data.readers import pyarrow, read_content
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, error_context, unknown
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES
         most_bytes: that the file's arrays may take in memory.
         columns: further ones to read, such as subgroups.
     """
-    try:
+    with error_context(path):
         held = read_content(path, kind, most_bytes, columns)
         meant = kind or KINDS[held.name]
         logits = _as_logits(held.scores, meant, sure=kind is not None)
@@ -80,8 +80,6 @@ def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES
         labels, sites = _column(held.labels, "labels", len(logits)), _column(held.sites, "sites", len(logits))
         groups = {name: np.asarray(_column(values, name, len(logits))) for name, values in held.others.items()}
         return Rows(logits, labels, None if sites is None else sites.astype(np.str_), meant == "probs", groups)
-    except FedCalError as error:
-        raise FedCalError(f"{path}: {error}") from None
 
 
 def read_sites(
@@ -153,10 +151,8 @@ def _labelled(path: Path, rows: Rows) -> np.ndarray:
 
 def _columns(path: Path, rows: Rows, classes: Any, check: Callable[..., Array] = check_labels) -> Array:
     """The labels as columns."""
-    try:
+    with error_context(path):
         return check(_labelled(path, rows), len(rows.logits), rows.logits.shape[1], classes=classes).copy()
-    except FedCalError as error:
-        raise FedCalError(f"{path}: {error}") from None
 
 
 def _joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -211,30 +207,40 @@ def write_probs(
     check_output(path)
     if not bool(np.isfinite(probs).all()):
         raise FedCalError("the probabilities are not finite: is the scaler one of this model?")
-    p, top = probs, probs.argmax(1)
-    said = {"prediction": np.asarray(classes)[top] if len(classes) else top}
+    names = list(classes) if len(classes) else list(range(probs.shape[1]))
+    said = {"prediction": np.asarray(names)[probs.argmax(1)]}
     if like is not None and like.labels is not None:
         said["label"] = like.labels
     if like is not None and like.sites is not None:
         said["site"] = like.sites
-    columns = {f"p_{k}": p[:, k] for k in range(p.shape[1])} | said
-    names = list(classes) if len(classes) else list(range(p.shape[1]))
-    members = None if sets is None else [[names[k] for k in np.flatnonzero(row)] for row in sets]
     raw = io.BytesIO()
     if path.suffix.lower() == ".npz":
-        arrays: dict[str, Any] = {"probs": p, **{f"{name}s": values for name, values in said.items()}}
+        arrays: dict[str, Any] = {"probs": probs, **{f"{name}s": values for name, values in said.items()}}
         arrays |= {} if sets is None else {"sets": sets}
         np.savez(raw, **arrays)
-    elif path.suffix.lower() == ".parquet":
-        arrow, parquet = pyarrow()
-        lists = {name: values.tolist() for name, values in columns.items()} | ({"set": members} if members else {})
-        parquet.write_table(arrow.table({name: arrow.array(values) for name, values in lists.items()}), raw)
     else:
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        lists = {name: values.tolist() for name, values in columns.items()}
-        lists |= {"set": ["|".join(map(str, row)) for row in members]} if members else {}
-        rows.writerow(lists)
-        rows.writerows(zip(*lists.values(), strict=True))
-        raw.write(text.getvalue().encode())
+        columns = {f"p_{k}": probs[:, k] for k in range(probs.shape[1])} | said
+        table: dict[str, list[Any]] = {name: values.tolist() for name, values in columns.items()}
+        if sets is not None:
+            table["set"] = [[names[k] for k in np.flatnonzero(row)] for row in sets]
+        raw.write(_parquet(table) if path.suffix.lower() == ".parquet" else _csv(table))
     write_bytes(path, raw.getvalue(), private=True)
+
+
+def _parquet(table: Mapping[str, list[Any]]) -> bytes:
+    arrow, parquet = pyarrow()
+    raw = io.BytesIO()
+    parquet.write_table(arrow.table({name: arrow.array(values) for name, values in table.items()}), raw)
+    return raw.getvalue()
+
+
+def _csv(table: Mapping[str, list[Any]]) -> bytes:
+    columns = [
+        ["|".join(map(str, members)) for members in values] if name == "set" else values
+        for name, values in table.items()
+    ]
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(table)
+    rows.writerows(zip(*columns, strict=True))
+    return text.getvalue().encode()

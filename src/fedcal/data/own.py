@@ -25,7 +25,7 @@ from fedcal.base.checks import check_array
 from fedcal.base.labels import as_labels, check_classes, to_columns
 from fedcal.base.seeds import numpy_rng
 from fedcal.data.datasets import Dataset
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, error_context, unknown
 
 PARTS = ("x", "y", "client", "test_x", "test_y", "test_client", "classes")
 ARRAYS = "arrays"  # the name of data that come from no file
@@ -57,10 +57,8 @@ def own_dataset(
         FedCalError: where an array is missing, or not as it should be.
     """
     given = _by_name(data)
-    try:
+    with error_context(f"data {name}"):
         return _checked(given, name, standardise, test_fraction, seed)
-    except FedCalError as error:
-        raise FedCalError(f"data {name}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fedcal.base.limits import MOST_BYTES
 from fedcal.data.columns import FEATURES
 from fedcal.data.own import PARTS
 from fedcal.data.readers import read_arrays, read_content
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, error_context
 
 SUFFIXES = (".npz", ".csv", ".parquet")
 SPLIT = "split"
@@ -37,12 +37,10 @@ def read_own(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     Raises:
         FedCalError: where the file is missing, damaged, too large, or lacks a column.
     """
-    try:
+    with error_context(path):
         if path.suffix.lower() == ".npz":
             return read_arrays(path, PARTS, most_bytes)
         return _table(path, most_bytes)
-    except FedCalError as error:
-        raise FedCalError(f"{path}: {error}") from None
 
 
 def _table(path: Path, most_bytes: int) -> dict[str, Any]:
@@ -50,11 +48,12 @@ def _table(path: Path, most_bytes: int) -> dict[str, Any]:
     if held.labels is None:
         raise FedCalError("no labels: add a column `label`")
     columns = {"x": held.scores, "y": held.labels, "client": held.sites}
+    columns = {name: np.asarray(values) for name, values in columns.items() if values is not None}
     if (split := held.others.get(SPLIT)) is None:
-        return {name: values for name, values in columns.items() if values is not None}
+        return columns
     words = np.asarray(split).astype(np.str_)
     if (odd := ~np.isin(words, ("train", "test"))).any():
         raise FedCalError(f"column {SPLIT}: {str(words[odd.argmax()])!r} is neither train nor test")
     test = words == "test"
-    found = {name: np.asarray(values)[~test] for name, values in columns.items() if values is not None}
-    return found | {f"test_{name}": np.asarray(values)[test] for name, values in columns.items() if values is not None}
+    found = {name: values[~test] for name, values in columns.items()}
+    return found | {f"test_{name}": values[test] for name, values in columns.items()}

@@ -17,9 +17,9 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from fedcal.base.store import MOST_BYTES, regular_size
+from fedcal.base.store import regular_size
 from fedcal.data.columns import LABELS, SITES, Kind, Plan, What, check_held, choose_scores, one_of, plan_of
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, reason_of, unknown
 
 LONGEST_LINE = 1 << 24  # characters
 AS_TEXT = 8  # how many bytes of text, at most, may stand for one of a number in memory
@@ -35,7 +35,7 @@ class Content(NamedTuple):
     others: dict[str, Any]  # further columns that were asked for, by name
 
 
-def read_content(path: Path, kind: What | None, most_bytes: int = MOST_BYTES, others: Sequence[str] = ()) -> Content:
+def read_content(path: Path, kind: What | None, most_bytes: int, others: Sequence[str]) -> Content:
     """Read a file's arrays.
 
     Args:
@@ -60,7 +60,7 @@ def read_content(path: Path, kind: What | None, most_bytes: int = MOST_BYTES, ot
         raise FedCalError("no such file") from None
 
 
-def read_arrays(path: Path, names: Sequence[str], most_bytes: int = MOST_BYTES) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, names: Sequence[str], most_bytes: int) -> dict[str, np.ndarray]:
     """Read the arrays of a .npz.
 
     Args:
@@ -127,8 +127,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     ) as error:
         if isinstance(error, FedCalError | FileNotFoundError):
             raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FedCalError(f"damaged, or no .npz of plain arrays ({reason})") from None
+        raise FedCalError(f"damaged, or no .npz of plain arrays ({reason_of(error)})") from None
 
 
 def _open(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
@@ -182,7 +181,7 @@ def _csv(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) 
             raise
         if isinstance(error, UnicodeDecodeError):
             raise FedCalError(f"it is not text in UTF-8 (byte {error.start}): save it as CSV in UTF-8") from None
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else reason_of(error)
         raise FedCalError(f"cannot be read as CSV ({reason})") from None
 
 
@@ -256,7 +255,7 @@ def _parquet(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[st
     except (OSError, ValueError, arrow.lib.ArrowException) as error:
         if isinstance(error, FedCalError | FileNotFoundError):
             raise
-        raise FedCalError(f"cannot be read as Parquet ({str(error).splitlines()[0]})") from None
+        raise FedCalError(f"cannot be read as Parquet ({reason_of(error)})") from None
 
 
 def _is_text(arrow: Any, of: Any) -> bool:

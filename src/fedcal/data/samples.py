@@ -10,7 +10,7 @@ import numpy as np
 from fedcal.base.arrays import Array
 from fedcal.base.checks import as_logits, check_labels, check_shown, look_like_probs
 from fedcal.base.labels import as_labels, find_classes
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, error_context
 
 Samples = tuple[Any, Any]  # logits (N, K) and labels (N,): arrays; a simulation's may be tensors
 
@@ -22,14 +22,10 @@ def check_pair(name: Any, pair: Any) -> tuple[Any, Any]:
     return pair[0], pair[1]
 
 
-def read_client(
-    name: str, pair: tuple[Any, Any], width: int = 0, probs: bool | None = False
-) -> tuple[Array, np.ndarray]:
+def read_client(name: str, pair: tuple[Any, Any], width: int, probs: bool | None) -> tuple[Array, np.ndarray]:
     """A client's logits and its labels, as they came; `width` is the number of classes, 0 if any will do."""
-    try:
+    with error_context(f"client {name}"):
         logits, labels = as_logits(pair[0], probs), as_labels(pair[1])
-    except FedCalError as error:
-        raise FedCalError(f"client {name}: {error}") from None
     if width and logits.shape[1] != width:
         raise FedCalError(f"client {name}: logits of {logits.shape[1]} classes where the others have {width}")
     return logits, labels
@@ -37,10 +33,8 @@ def read_client(
 
 def label_client(name: str, logits: Array, labels: np.ndarray, classes: Any) -> Samples:
     """Its labels as columns."""
-    try:
+    with error_context(f"client {name}"):
         return logits, check_labels(labels, len(logits), logits.shape[1], classes=classes)
-    except FedCalError as error:
-        raise FedCalError(f"client {name}: {error}") from None
 
 
 def name_clients(clients: Any) -> dict[str, tuple[Any, Any]]:

@@ -262,9 +262,7 @@ def federate(
     prepare(plan)
     with federation(plan, keep_keys) as processes:
         code = processes.call("run", plan.run(), timeout, lambda: on_progress(*progress(plan.folder)))
-    done = (
-        "federation.json" if plan.options.get("privacy") else "results.json"
-    )  # a private run has no results by client
+    done = "federation.json" if plan.options.get("privacy") else "results.json"  # by client: not of a private run
     if not (plan.folder / done).exists():
         why = f"it took more than {timeout:.0f} s" if code == -1 else processes.tail("run")
         raise FedCalError(f"the federation did not finish ({why}): see {plan.flower / 'logs'}; go on with --resume")

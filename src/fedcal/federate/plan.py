@@ -53,9 +53,7 @@ class Plan:
     config: Config
     folder: Path
     names: list[str]  # the clients
-    ports: tuple[
-        int, int, int
-    ]  # of the SuperLink: for `flwr` (and whoever else uses HTTP), for nodes, for its ServerApp
+    ports: tuple[int, int, int]  # of the SuperLink: for `flwr` and whoever uses HTTP, for nodes, for its ServerApp
     node_ports: list[int]
     insecure: bool
     options: dict[str, Any]  # of the strategy

@@ -116,9 +116,8 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
     spec, classes = spec_of(strategy.server.plan.method), len(state.classes)
-    if (
-        strategy.server.privacy
-    ):  # results name clients and their label counts; the strategy has written what may be shown
+    # Results name clients and their label counts: of a private run, the strategy has written what may be shown.
+    if strategy.server.privacy:
         strategy.scaler.save(folder / "scalers" / f"{file_name(spec)}.safetensors")
         return
     here = [client for client in state.clients if client.name in strategy.report()["measured_by"]]

@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 from fedcal.base.arrays import Array, Params
-from fedcal.base.query import Query, leaves, parts
+from fedcal.base.query import Query, leaves, magnitude, parts
 from fedcal.errors import FedCalError
 from fedcal.exact.head import HEAD, HEAD_ALL, n_head_parameters
 from fedcal.exact.head_fit import head_curvature_of, n_directions
@@ -64,8 +64,7 @@ def check_bounds(query: Query, size: float, n_classes: int, samples: Prepared | 
     for name, leaf in leaves(query) if not heads else ():
         if any(leaf is one for one in elsewhere):
             continue
-        largest = float(np.abs(leaf).max()) if isinstance(leaf, np.ndarray) and leaf.size else 0.0
-        largest = abs(leaf) if isinstance(leaf, float) else largest
+        largest = magnitude(leaf)
         _require(largest <= FURTHEST * max(1.0, unit), f"a number of size {largest:.3g} in {name!r}")
     for part in parts(query):
         if any(part is head for head in heads):

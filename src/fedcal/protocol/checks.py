@@ -9,11 +9,12 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from fedcal.base.arrays import Params
-from fedcal.base.query import Query, leaves
+from fedcal.base.query import Query, leaves, magnitude
 from fedcal.errors import FedCalError
 from fedcal.exact.linear import unpack_symmetric
 from fedcal.exact.prepared import Prepared
@@ -25,6 +26,7 @@ from fedcal.protocol.plausible import Claim, check_plausible, check_size
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
 HEADER = 1 << 20  # bytes that a message may be larger than its tensors
+Who = TypeVar("Who")
 SAMPLES = 1 << 30  # bytes of a client's samples at most, where a method sends them
 
 
@@ -138,7 +140,10 @@ def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, K
         The reason by client; empty where all is well.
     """
     spoke = {name: reply for name, reply in replies.items() if reply.content}
-    sizes = {name: _largest(reply.content) / (reply.n if additive else 1) for name, reply in spoke.items()}
+    sizes = {
+        name: max(map(magnitude, reply.content.values())) / (reply.n if additive else 1)
+        for name, reply in spoke.items()
+    }
     declared = {name for name, of in known.items() if of.squares is not None}
     many = {
         name: f"{name} declares {spoke[name].n} samples, the others at most {others:g}"
@@ -152,15 +157,11 @@ def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, K
     }
 
 
-def of_others(sizes: Mapping[str, float], usual: Callable[[list[float]], float]) -> dict[str, float]:
+def of_others(sizes: Mapping[Who, float], usual: Callable[[list[float]], float]) -> dict[Who, float]:
     """Return for each one what is usual of the others; nothing where there are no others."""
     if len(sizes) < 2:
         return {}
     return {name: usual([v for k, v in sizes.items() if k != name]) for name in sizes}
-
-
-def _largest(content: Params) -> float:
-    return max((float(np.abs(value).max()) for value in content.values() if value.size), default=0.0)
 
 
 # --- at a client ---------------------------------------------------------------------------------------------------------
@@ -179,10 +180,7 @@ def check_request(request: Request, method: Method) -> None:
     for name, leaf in leaves(request.query):
         if isinstance(leaf, np.ndarray) and leaf.dtype not in (np.float32, np.float64):
             raise FedCalError(f"the server's request holds {leaf.dtype} in {name!r}: do not reply to this server")
-        largest = float(np.abs(leaf).max()) if isinstance(leaf, np.ndarray) and leaf.size else 0.0
-        if isinstance(leaf, int | float):
-            largest = abs(leaf)
-        if not largest < math.inf:  # or not a number; a scale may be huge, where logits are microscopic
+        if not magnitude(leaf) < math.inf:  # or not a number; a scale may be huge, where logits are microscopic
             raise FedCalError(f"the server's request is not finite in {name!r}: do not reply to this server")
 
 

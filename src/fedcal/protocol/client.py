@@ -17,7 +17,7 @@ from fedcal.base.checks import as_logits, check_labels
 from fedcal.base.query import contiguous
 from fedcal.base.store import nest, unnest
 from fedcal.base.threads import one_thread
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, reason_of
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_queries import VALUES, PrivateQuery
 from fedcal.methods import Method, Update, get_method
@@ -146,9 +146,9 @@ class Client:
         noise is in shares, it is drawn and paid for again: two totals with the same shares, over other nodes, would differ
         by what one node sent, and only its own share of the noise would hide that.
         """
-        again = self._last is not None and self._last.to == request.digest and privacy.where != "distributed"
-        if self._last is not None and again:
-            return self._last
+        last = self._last
+        if last is not None and last.to == request.digest and privacy.where != "distributed":
+            return last
         if not isinstance(request.query, PrivateQuery):
             kind = type(request.query).__name__
             raise FedCalError(
@@ -248,8 +248,9 @@ class Client:
             MemoryError,
             StopIteration,
         ) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise FedCalError(f"the request does not fit this client's samples ({reason}): check the server") from error
+            raise FedCalError(
+                f"the request does not fit this client's samples ({reason_of(error)}): check the server"
+            ) from error
 
     def _consider(self, request: Request) -> Talk:
         """Refuse what the client's policy does not allow; return what it remembers after its reply."""

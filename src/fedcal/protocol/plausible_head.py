@@ -8,37 +8,14 @@ HeadScales      losses ≥ 0
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
 
 import numpy as np
 
-from fedcal.base.arrays import Array, Params
-from fedcal.base.query import Query
 from fedcal.base.store import unnest
 from fedcal.exact.head import HEAD_ALL
 from fedcal.exact.head_queries import HeadSums
 from fedcal.exact.linear import unpack_symmetric
-
-RELATIVE = 1e-9  # rounding of a sum, relative to its terms
-
-
-class Claim(Protocol):
-    """What of a claim (plausible.py) matters here."""
-
-    @property
-    def query(self) -> Query: ...
-    @property
-    def content(self) -> Params: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def n_classes(self) -> int: ...
-    @property
-    def trained(self) -> float: ...
-    @property
-    def features(self) -> float | None: ...
-    def require(self, holds: Any, name: str, why: str) -> None:
-        """Raise `FedCalError` unless the condition holds."""
+from fedcal.protocol.claim import RELATIVE, TINY, Claim, has_root
 
 
 def check_head_start(claim: Claim) -> None:
@@ -50,21 +27,13 @@ def check_head_start(claim: Claim) -> None:
     claim.require(found == expected, "moment", f"is of {found:g} samples, but {expected:g} are declared")
     own = moment.diagonal()
     claim.require((own >= 0).all(), "moment", "has a negative square")
-    unit = np.maximum(np.sqrt(np.maximum(own, 0)), 1e-150)
+    unit = np.maximum(np.sqrt(np.maximum(own, 0)), TINY)
     scaled = moment / unit / unit[:, None]
     claim.require((np.abs(scaled) <= 1 + RELATIVE).all(), "moment", "is not positive semi-definite")
     size = len(moment)
     if size <= 600:
         definite = has_root(scaled + size * RELATIVE * np.eye(size))
         claim.require(definite, "moment", "is not positive semi-definite")
-
-
-def has_root(matrices: Array) -> bool:
-    """Whether each matrix has a Cholesky factor: it is positive definite."""
-    try:
-        return bool(np.isfinite(np.linalg.cholesky(matrices)).all())
-    except np.linalg.LinAlgError:
-        return False
 
 
 def check_head_sums(claim: Claim) -> None:

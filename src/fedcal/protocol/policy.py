@@ -246,8 +246,7 @@ class Policy:
         if found is None:
             raise FedCalError(
                 f"the server asks for {type(request.query).__name__} where {spec_of(method)} does not, "
-                "or more often than it needs: "
-                "do not reply to this server"
+                "or more often than it needs: do not reply to this server"
             )
         return found
 

@@ -28,7 +28,7 @@ from fedcal.base.labels import check_classes
 from fedcal.base.logits import by_rows, ordered_softmax
 from fedcal.base.store import nest, read_tensors, unnest, write_tensors
 from fedcal.base.threads import one_thread
-from fedcal.errors import FedCalError, counted, unknown
+from fedcal.errors import FedCalError, counted, error_context, unknown
 from fedcal.exact.head_samples import join
 from fedcal.methods import METHODS, Method, method_from_json, method_to_json
 from fedcal.methods.sets import WithSets
@@ -265,10 +265,8 @@ class Scaler:
         params, personal = unnest("global", tensors), {client: unnest(_under(client), tensors) for client in names}
         check_params(method, params, n_classes)
         for client, part in personal.items():
-            try:
+            with error_context(f"client {client}"):
                 check_personal(method, part, params, n_classes)
-            except FedCalError as error:
-                raise FedCalError(f"client {client}: {error}") from None
         if len(personal) < len(names) or len(params) + sum(map(len, personal.values())) < len(tensors):
             raise FedCalError("its clients are not those of its tensors")
         federation = about.get("federation", "")

@@ -66,9 +66,9 @@ class Server:
         history: bool = True,
     ) -> None:
         chosen = get_method(method) if isinstance(method, str) else method
-        if check_whole(n_classes, "n_classes", low=2) > MOST_CLASSES:
+        if (k := check_whole(n_classes, "n_classes", low=2)) > MOST_CLASSES:
             raise FedCalError(f"{n_classes} classes: there may be {MOST_CLASSES} at most")
-        self.plan = Plan(chosen, check_whole(n_classes, "n_classes", low=2), check_whole(seed, "seed", low=0), classes)
+        self.plan = Plan(chosen, k, check_whole(seed, "seed", low=0), classes)
         self.rounds = chosen.rounds if rounds is None else check_whole(rounds, "rounds", low=0)
         self.privacy, self.history = privacy, history
         self.robust: Robust | None = robust
@@ -104,9 +104,7 @@ class Server:
             self.fit = method.begin_private(k, self.rounds, self.privacy.clip)
         self.fit.robust, self.fit.keeps_history = self.robust, self.history
         self.known: dict[str, Known] = {}  # what clients have declared since the fit began
-        self._checked: dict[
-            str, Known
-        ] = {}  # what clients have declared in replies that were checked, not yet received
+        self._checked: dict[str, Known] = {}  # the same, of replies that were checked and not yet received
         self.private: dict[str, dict[str, Any]] = {}  # what clients with a privacy budget of their own say of it
         self._request: Request | None = None
         self._example: Params | None = None

@@ -19,7 +19,7 @@ from fedcal.base.arrays import as_array
 from fedcal.base.checks import check_array
 from fedcal.base.labels import as_labels
 from fedcal.data.samples import name_clients
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, error_context
 from fedcal.methods import DEFAULT
 from fedcal.transport.memory import calibrate
 
@@ -209,10 +209,8 @@ def _labels_of(pairs: Mapping[str, tuple[Any, Any]]) -> np.ndarray:
     """All clients' labels, sorted."""
     found = []
     for name, (_, labels) in pairs.items():
-        try:
+        with error_context(f"client {name}"):
             found.append(as_labels(labels))
-        except FedCalError as error:
-            raise FedCalError(f"client {name}: {error}") from None
     return np.unique(np.concatenate([own for own in found if len(own)] or [np.zeros(0)]))
 
 

@@ -12,7 +12,7 @@ from fedcal.base.features import check_features, head_of
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.last_layer import last_linear
 from fedcal.data.samples import Samples, label_client, name_clients
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, error_context, unknown
 from fedcal.exact.head_samples import join
 from fedcal.learn.local import predict
 
@@ -83,10 +83,8 @@ def feature_rows(whole: nn.Module, x: Tensor, trained: bool = False) -> Array:
 def _read(clients: Any, d: int, kind: str) -> Read:
     read: Read = {}
     for name, (features, labels) in name_clients(clients).items():
-        try:
+        with error_context(f"client {name}"):
             x, y = check_features(features, f"{kind}features"), as_labels(labels)
-        except FedCalError as error:
-            raise FedCalError(f"client {name}: {error}") from None
         if x.shape[1] != d:
             raise FedCalError(f"client {name}: {x.shape[1]} {kind}features, where the head takes {d}")
         read[name] = x, y

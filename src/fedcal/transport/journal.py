@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedcal.base.arrays import Params
 from fedcal.base.store import read_tensors, write_tensors
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, error_context
 from fedcal.protocol import Server
 
 
@@ -47,12 +47,10 @@ class Journal:
             found, about = read_tensors(self._path(restarts, number))
             tensors |= found
             federations.add(str(about.get("federation")))
-        try:
+        with error_context(self.folder):
             if len(federations) > 1:
                 raise FedCalError("the rounds are of several federations: put the right files back")
             server.load_state_dict({"tensors": tensors, "about": about})
-        except FedCalError as error:
-            raise FedCalError(f"{self.folder}: {error}") from None
         return True
 
     def clear(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import as_array
-from fedcal.base.checks import check_kind, check_whole, look_like_probs, warn_of_probs
+from fedcal.base.checks import check_kind, look_like_probs, warn_of_probs
 from fedcal.data.samples import Samples, Stream, check_clients, name_columns
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
@@ -104,7 +104,6 @@ def calibrate(
     if kind is None and suspect:
         warn_of_probs()
         kind = False  # said once
-    rounds = None if rounds is None else check_whole(rounds, "rounds", low=0)
     if privacy and privacy.where == "distributed" and privacy.nodes is None:
         privacy = replace(privacy, nodes=len(clients))
     names = name_columns(found)
@@ -131,7 +130,6 @@ def _calibrate_features(
         privacy.check(method)
     samples, found, (weight, bias) = feature_clients(clients, train, head, classes)
     method = with_features_of(method, weight.shape[1])
-    rounds = None if rounds is None else check_whole(rounds, "rounds", low=0)
     server = Server(method, len(weight), seed, rounds=rounds, classes=name_columns(found), history=False)
     scaler = Exchange(server).run(samples)
     scaler.params |= {"model_weight": weight, "model_bias": bias}

@@ -13,7 +13,7 @@ from fedcal.base.arrays import Array
 from fedcal.base.lock import locked
 from fedcal.base.store import check_outputs, make_folder, read_bytes, read_tensors, write_bytes, write_tensors
 from fedcal.base.threads import one_thread
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, error_context, unknown
 from fedcal.exact.prepared import Prepared
 from fedcal.methods import Method
 from fedcal.protocol import Client, LostState, Plan, Policy, Request, Scaler
@@ -35,11 +35,9 @@ def read_request(path: Path) -> tuple[Plan, Request, list[str]]:
         FedCalError: where the file is not a request.
     """
     data = read_bytes(path)
-    try:
+    with error_context(path):
         plan, request = unpack_request(data)
         return plan, request, asked_clients(data)
-    except FedCalError as error:
-        raise FedCalError(f"{path}: {error}") from None
 
 
 def reply(
@@ -152,9 +150,7 @@ def _client(
         if about.get("site") != site:
             raise FedCalError(f"{state} is not the state of {site}: give its own with --state")
         stored = {"tensors": tensors, "about": about}
-        try:
+        with error_context(state):
             check_client_state(stored)
             client.load_state_dict(stored)
-        except FedCalError as error:
-            raise FedCalError(f"{state}: {error}") from None
     return client

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedcal.assess.evaluation import MIN_COUNT, Evaluation
 from fedcal.assess.message import SiteMessage, evaluate_messages
 from fedcal.base.store import read_bytes, write_bytes
-from fedcal.errors import FedCalError
+from fedcal.errors import error_context
 
 
 def write_sums(path: Path, message: SiteMessage) -> None:
@@ -24,8 +24,6 @@ def read_sums(paths: Sequence[Path], min_count: int = MIN_COUNT) -> Evaluation:
     """
     messages = []
     for path in paths:
-        try:
+        with error_context(path):
             messages.append(SiteMessage.unpack(read_bytes(path)))
-        except FedCalError as error:
-            raise FedCalError(f"{path}: {error}") from None
     return evaluate_messages(messages, min_count)

@@ -16,7 +16,7 @@ from fedcal.base.lock import locked
 from fedcal.base.schema import NAME, ListOf, Record, check
 from fedcal.base.store import check_outputs, read_bytes, read_json, regular_size, write_bytes, write_json
 from fedcal.data.samples import name_columns
-from fedcal.errors import FedCalError, counted, unknown
+from fedcal.errors import FedCalError, counted, error_context, unknown
 from fedcal.methods import get_method
 from fedcal.protocol import Reply, Scaler, Server
 from fedcal.protocol.checks import check_bytes, check_client_name, outliers
@@ -205,14 +205,12 @@ def _read_replies(federation: ServerFolder, paths: Sequence[Path]) -> dict[str, 
     for path in paths:
         size = regular_size(path) if path.exists() else 0
         check_bytes(str(path), size, server.example, server.plan.method.needs_pooled_data)
-        try:
+        with error_context(path):
             site, reply = unpack_reply(read_bytes(path))
             if site not in sites:
                 raise unknown("site", site, sites)
             if site in found:
                 raise FedCalError(f"a second reply of {site}: give one of each site")
-        except FedCalError as error:
-            raise FedCalError(f"{path}: {error}") from None
         found[site] = reply
         try:
             server.check(site, reply)

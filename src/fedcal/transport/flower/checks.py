@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 
+from fedcal.base.query import magnitude
 from fedcal.protocol.checks import FAR, of_others
 
 Signature = tuple[Hashable, ...]
-WEIGHT = "num-examples"  # the metric that strategies weigh nodes by, unless they say otherwise
 
 
-def bad_models(replies: dict[int, Message], sent: ArrayRecord, weight: str = WEIGHT) -> dict[int, str]:
+def bad_models(replies: dict[int, Message], sent: ArrayRecord, weight: str) -> dict[int, str]:
     """Find models that cannot be averaged with the others.
 
     Args:
@@ -51,14 +51,14 @@ def bad_models(replies: dict[int, Message], sent: ArrayRecord, weight: str = WEI
         if not all(np.isfinite(value).all() for value in values.values()):
             found[node] = "its model is not finite"
         else:
-            sizes[node] = max((float(np.abs(v).max()) for v in values.values() if v.size), default=0.0)
+            sizes[node] = max(map(magnitude, values.values()), default=0.0)
     mine = tuple((name, tuple(array.shape)) for name, array in sent.items())
     found |= dict.fromkeys(_unusual(signatures, mine), "its model has other names or shapes")
     found |= _far({node: size for node, size in sizes.items() if node not in found}, "its model reaches")
     return bad_metrics({node: reply for node, reply in replies.items() if node not in found}, weight) | found
 
 
-def bad_metrics(replies: Mapping[int, Message], weight: str = WEIGHT) -> dict[int, str]:
+def bad_metrics(replies: Mapping[int, Message], weight: str) -> dict[int, str]:
     """Find metrics that cannot be averaged with the others.
 
     Args:
@@ -107,9 +107,8 @@ def _unusual(signatures: dict[int, Signature], wanted: Signature | None) -> list
 
 def _far(sizes: dict[int, float], what: str) -> dict[int, str]:
     """Nodes whose size is far beyond the others'."""
-    others = of_others({str(node): size for node, size in sizes.items()}, statistics.median)
     return {
-        int(node): f"{what} {sizes[int(node)]:.3g}, the others' about {usual:.3g}"
-        for node, usual in others.items()
-        if sizes[int(node)] > FAR * max(1.0, usual)
+        node: f"{what} {sizes[node]:.3g}, the others' about {usual:.3g}"
+        for node, usual in of_others(sizes, statistics.median).items()
+        if sizes[node] > FAR * max(1.0, usual)
     }

@@ -70,6 +70,20 @@ class PatientGrid(Grid):
         return ask(self._grid, list(messages), timeout or LONGEST)
 
 
+def wait_for_nodes(grid: Grid, wanted: int, patience: float) -> list[int]:
+    """Return the nodes that are there, once they are as many as wanted or patience is over.
+
+    Raises:
+        TooFewNodes: where there is none.
+    """
+    until = time.monotonic() + patience
+    while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < until:
+        time.sleep(0.5)
+    if not nodes:
+        raise TooFewNodes("no node is there: start SuperNodes, then run again")
+    return nodes
+
+
 def ask(grid: Grid, messages: list[Message], timeout: float, pause: float = 0.5) -> list[Message]:
     """Send messages and wait for the replies, with shorter pauses than Flower's three seconds.
 

@@ -1,4 +1,4 @@
-"""The state of an inner strategy: FedAdam's moments, FedAvgM's momentum, an adaptive clipping norm.
+"""An inner strategy: the metric that it weighs nodes by, and its state, such as FedAdam's moments or a clipping norm.
 
 Flower's strategies keep their state in attributes and have no way to save it. Here attributes are found by their type
 (numbers, arrays, and lists or dicts of arrays; also those of a strategy within the strategy) and restored by it: nothing
@@ -17,7 +17,16 @@ from fedcal.base.arrays import Params
 from fedcal.errors import FedCalError
 
 Told = dict[str, Any]  # by attribute: a number, or the kind and the names of its arrays
+WEIGHT = "num-examples"  # the metric that strategies weigh nodes by, unless they say otherwise
 BETWEEN = "."  # a strategy within a strategy, and its attribute
+
+
+def weight_of(strategy: Strategy) -> str:
+    """Return the metric that a strategy, or the innermost one that it wraps, weighs nodes by."""
+    inner: Any = strategy
+    while hasattr(inner, "strategy"):  # a wrapper
+        inner = inner.strategy
+    return getattr(inner, "weighted_by_key", WEIGHT)
 
 
 def numbers_of(strategy: Strategy) -> dict[str, int | float]:

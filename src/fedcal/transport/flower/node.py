@@ -21,7 +21,7 @@ from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_queries import VALUES, Measure
-from fedcal.protocol import Client, Plan, Policy, Privacy, Reply, Request
+from fedcal.protocol import Client, Plan, Policy, Privacy, Reply, Request, Scaler
 from fedcal.protocol.checks import check_n_classes, example_reply
 from fedcal.protocol.valid import check_client_state
 from fedcal.protocol.wire import pack, pack_reply, unpack, unpack_request
@@ -127,10 +127,10 @@ class Node:
         samples = self._frozen(plan)
         if not (self.policy.privacy or request.privacy):  # under privacy all numbers are of one size
             check_large_enough(samples[0])
-        client = self._client(plan, Prepared(lambda: samples))
+        client = self._client(plan, samples)
         reply = client.reply(request)
         self._keep(client)
-        openly = pack_reply(replace(reply, content={}, n=0, notes={}), self.name)
+        openly = self._openly(reply)
         return Sums(example_reply(plan.method, plan.n_classes, request.query), reply.content, reply.n, openly)
 
     def _measured_sums(self) -> Sums:
@@ -138,13 +138,17 @@ class Node:
 
         measured = self._measure()
         if isinstance(measured, Reply):
-            openly = pack_reply(replace(measured, content={}, n=0, notes={}), self.name)
-            return Sums({VALUES: np.zeros_like(measured.content[VALUES])}, measured.content, 1, openly)
+            like = {VALUES: np.zeros_like(measured.content[VALUES])}
+            return Sums(like, measured.content, 1, self._openly(measured))
         sums = measured_arrays(self.name, measured)
         return Sums(sums, sums, measured.pooled(VIEWS[0]).n)
 
+    def _openly(self, reply: Reply) -> bytes:
+        """What of a reply is no sum of samples."""
+        return pack_reply(replace(reply, content={}, n=0, notes={}), self.name)
+
     def _reply(self, plan: Plan, request: Request, samples: Samples) -> ConfigRecord:
-        client = self._client(plan, Prepared(lambda: samples))
+        client = self._client(plan, samples)
         data = pack_reply(client.reply(request), self.name)
         self._keep(client)
         return record_of(data, client=self.name)
@@ -155,9 +159,7 @@ class Node:
         from fedcal.measure.views import Measured
 
         plan, scaler, asked = unpack_scaler(self.data)
-        frozen = self._frozen(plan)
-        client = self._client(plan, Prepared(lambda: frozen))
-        client.measure(plan.federation, scaler, int(self.about["bins"]))
+        client = self._measuring(plan, scaler)
         personal = client.personalize(scaler)
         self._keep(client, personal)
         shown = len(self.kept["test_labels"]) >= self.policy.min_count  # else it says that it has no samples
@@ -168,11 +170,10 @@ class Node:
             plan.method.apply_personal(scaler.params, personal, logits),
         )
         if privacy := self.policy.privacy or asked:
-            views = Prepared(lambda: (np.concatenate(applied, 1), labels))
-            return self._measure_privately(plan, views, privacy, personal)
+            return self._measure_privately(plan, (np.concatenate(applied, 1), labels), privacy, personal)
         return Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
 
-    def _measure_privately(self, plan: Plan, views: Prepared, privacy: Privacy, personal: Params) -> Reply:
+    def _measure_privately(self, plan: Plan, views: Samples, privacy: Privacy, personal: Params) -> Reply:
         """Measure within the privacy budget, once: the request is the same whatever the scaler is."""
         query = Measure(plan.n_classes, 1.0, len(VIEWS), int(self.about["bins"]))
         client = self._client(plan, views)
@@ -186,9 +187,7 @@ class Node:
         from fedcal.transport.flower.evaluation import node_sums
 
         plan, scaler, _ = unpack_scaler(self.data)
-        frozen = self._frozen(plan)
-        client = self._client(plan, Prepared(lambda: frozen))
-        client.measure(plan.federation, scaler, int(self.about["bins"]))
+        client = self._measuring(plan, scaler)
         self._keep(client, unnest("personal", self.kept))
         samples = plan.method.apply(scaler.params, self.kept["test_logits"]), self.kept["test_labels"]
         sums = node_sums(self.name, plan, self.data, samples, self.groups, self.policy.min_count)
@@ -222,8 +221,14 @@ class Node:
 
     # --- what the node keeps -------------------------------------------------------------------------------------------
 
-    def _client(self, plan: Plan, samples: Prepared) -> Client:
-        client = Client.of(plan.method, samples, policy=self.policy)
+    def _measuring(self, plan: Plan, scaler: Scaler) -> Client:
+        """The node's client, once its policy has allowed that this scaler's metrics are sent."""
+        client = self._client(plan, self._frozen(plan))
+        client.measure(plan.federation, scaler, int(self.about["bins"]))
+        return client
+
+    def _client(self, plan: Plan, samples: Samples) -> Client:
+        client = Client.of(plan.method, Prepared(lambda: samples), policy=self.policy)
         client.probs = self.probs
         if "client" in self.kept_of:
             stored = {"tensors": unnest("client", self.kept), "about": self.kept_of["client"]}

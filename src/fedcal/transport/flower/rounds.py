@@ -115,10 +115,7 @@ class Rounds:
         if server.privacy:
             return self._measured_privately(server, server.privacy, records, cost, n_bins)
         found = self.nodes.read_each(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
-        for node, reason in far_losses({node: highest_loss(one) for node, one in found.items()}).items():
-            del found[node]
-            self.nodes.blame(node, reason)
-        self.nodes.end(list(found), cost)
+        self._end(found, {node: highest_loss(one) for node, one in found.items()}, cost)
         if not found:
             return Measured({})
         # By name: nodes have other numbers in every federation, and the last bits of a sum depend on its order.
@@ -179,12 +176,16 @@ class Rounds:
         records, cost = self.nodes.ask(grid, dict.fromkeys(nodes, request), model, timeout)
         found = self.nodes.read_each(records, lambda name, record: read_node(name, data_of(record), asked))
         losses = {node: one.sums.total.samples[2] / max(one.sums.total.n, 1) for node, one in found.items()}
+        self._end(found, losses, cost)
+        held = [one for one in found.values() if one.sums.total.n]
+        return evaluate_messages(held) if held else None
+
+    def _end(self, found: dict[int, Any], losses: Mapping[int, float], cost: Cost) -> None:
+        """End a round that measures, without the nodes whose losses are far beyond the others'."""
         for node, reason in far_losses(losses).items():
             del found[node]
             self.nodes.blame(node, reason)
         self.nodes.end(list(found), cost)
-        held = [one for one in found.values() if one.sums.total.n]
-        return evaluate_messages(held) if held else None
 
 
 def noised_measures(
@@ -214,9 +215,8 @@ def highest_loss(measured: Measured) -> float:
 
 def far_losses(losses: Mapping[int, float]) -> dict[int, str]:
     """Find nodes that measure losses far beyond the others', with the reason."""
-    others = of_others({str(node): loss for node, loss in losses.items()}, max)
     return {
-        node: f"it measures a loss of {loss:.3g} per sample, the others at most {others[str(node)]:.3g}"
-        for node, loss in losses.items()
-        if str(node) in others and loss > FAR * max(1.0, others[str(node)])
+        node: f"it measures a loss of {losses[node]:.3g} per sample, the others at most {others:.3g}"
+        for node, others in of_others(losses, max).items()
+        if losses[node] > FAR * max(1.0, others)
     }

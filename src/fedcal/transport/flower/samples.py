@@ -20,7 +20,7 @@ from fedcal.errors import FedCalError
 from fedcal.exact.head_samples import join
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Logits = Callable[[ArrayRecord, Context, str], tuple[Any, Any]]
 
@@ -66,17 +66,12 @@ def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]
     """
 
     def logits(arrays: ArrayRecord, context: Context, split: str) -> tuple[Any, Any]:
-        import torch
-
         if split == "train":
             raise FedCalError("this method fits on training data: give calibration_mod a function of your own for them")
         net = model()
         net.load_state_dict(arrays.to_torch_state_dict())
-        net.eval()
-        with torch.no_grad():
-            parts = [(net(x), y) for x, y in map(_pair, held_out(context))]
-        z, y = (torch.cat(list(part)).cpu() for part in zip(*parts, strict=True))
-        mine = torch.arange(len(y)) % 2 == (split == "test")
+        z, y = _predict(net.eval(), held_out(context))
+        mine = np.arange(len(y)) % 2 == (split == "test")
         return z[mine], y[mine]
 
     return logits
@@ -103,8 +98,6 @@ def features_of(
     """
 
     def rows(arrays: ArrayRecord, context: Context, split: str) -> tuple[Rows, Array]:
-        import torch
-
         from fedcal.base.last_layer import last_linear, with_features
 
         net = model()
@@ -112,9 +105,7 @@ def features_of(
         whole, k = with_features(net).eval(), last_linear(net)[1].out_features
 
         def of(batches: Any, trained: bool) -> tuple[Array, Array]:
-            with torch.no_grad():
-                parts = [(whole(x).cpu(), y) for x, y in map(_pair, batches)]
-            found, y = (torch.cat(list(part)).cpu().numpy() for part in zip(*parts, strict=True))
+            found, y = (part.numpy() for part in _predict(whole, batches))
             return join(found[:, :k], found[:, k:], trained), y
 
         found, labels = of(held_out(context), False)
@@ -128,6 +119,14 @@ def features_of(
     return rows
 
 
-def _pair(batch: Any) -> tuple[Any, Any]:
-    x, y = batch.values() if isinstance(batch, dict) else batch
-    return x, y
+def _predict(net: nn.Module, batches: Any) -> tuple[Tensor, Tensor]:
+    """What the model returns for all batches, and their labels, on the CPU."""
+    import torch
+
+    parts = []
+    with torch.no_grad():
+        for batch in batches:
+            x, y = batch.values() if isinstance(batch, dict) else batch
+            parts.append((net(x).cpu(), y.cpu()))
+    scores, labels = (torch.cat(list(part)) for part in zip(*parts, strict=True))
+    return scores, labels

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from fedcal.base.arrays import Array, Params
+from fedcal.base.query import magnitude
 from fedcal.errors import FedCalError
 from fedcal.secure import Layout, SecureNode
 from fedcal.secure.fixed import Words
@@ -66,6 +66,6 @@ def check_large_enough(logits: Array) -> None:
     Raises:
         FedCalError: which says what to do.
     """
-    largest = float(np.abs(logits).max()) if logits.size else 0.0
+    largest = magnitude(logits)
     if 0 < largest < SMALLEST:
         raise FedCalError(f"the largest logit is {largest:.1g}: multiply logits by a constant for secure aggregation")

@@ -7,10 +7,11 @@ rounds (rounds.py, secure.py) send messages of their own, by `Nodes.ask`.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
@@ -21,7 +22,7 @@ from fedcal.measure.views import POOLED
 from fedcal.protocol import Reply, Server
 from fedcal.protocol.checks import check_bytes, outliers
 from fedcal.protocol.wire import unpack_reply
-from fedcal.transport.flower.grid import ask, error_of
+from fedcal.transport.flower.grid import ask, error_of, is_gone
 from fedcal.transport.flower.records import (
     DATA,
     MODEL,
@@ -32,9 +33,6 @@ from fedcal.transport.flower.records import (
     size,
     take_out,
 )
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 LONGEST = 200  # characters of a node's name
@@ -51,9 +49,11 @@ class Nodes:
         self.rounds: list[dict[str, Any]] = []  # what a report says of each
         self.faults: list[dict[str, Any]] = []  # nodes that a round went on without, with the reason
         self.nll_noise: float | None = None  # standard deviation of the noise on a NLL, where it was measured privately
-        self._round = {"phase": "training", "round": 0}  # the one that is on
+        self._round: dict[str, Any] = {"phase": "training", "round": 0}  # the one that is on
         self._began = 0.0
         self._with_model: set[int] = set()  # nodes that were sent the frozen model
+        self._silences = Counter[int]()  # how often a node let a training round time out
+        self._back: dict[int, int] = {}  # the training round from which on it is asked again: later each time
 
     # --- the log ---------------------------------------------------------------------------------------------------------
 
@@ -72,6 +72,25 @@ class Nodes:
         who = self.names.get(node) or self.earlier.get(node, f"node {node}")
         self.faults.append({**self._round, "node": str(node), "name": who, "reason": reason})
         log(WARNING, "FedCal: %s round %d goes on without %s: %s", *self._round.values(), who, reason)
+
+    def blame_silent(self, asked: Iterable[int], replies: Mapping[int, Message]) -> None:
+        """Log the nodes that a training round asked, and that sent an error or nothing.
+
+        A node that let the time run out, or that Flower has given up, is left out of the next round; the second time, of two.
+        """
+        for node in sorted(asked):
+            reply = replies.get(node)
+            if reply is None or is_gone(reply):
+                self._silences[node] += 1
+                self._back[node] = self._round["round"] + 1 + self._silences[node]
+            if reply is None:
+                self.blame(node, "no reply in time")
+            elif reply.has_error():
+                self.blame(node, error_of(reply))
+
+    def present(self, nodes: list[int]) -> list[int]:
+        """Return the nodes that this training round may ask: not those that were silent of late."""
+        return [node for node in nodes if self._back.get(node, 0) <= self._round["round"]]
 
     # --- what nodes send -------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,6 @@ wrapper: CalibratedStrategy(DP(FedAvg())), not the other way round.
 from __future__ import annotations
 
 import math
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from logging import INFO, WARNING
@@ -31,8 +29,9 @@ from fedcal.methods.robust import Robust
 from fedcal.protocol import Privacy, Scaler, Server
 from fedcal.protocol.wire import pack_request
 from fedcal.transport.flower.checkpoint import Checkpoint
-from fedcal.transport.flower.checks import WEIGHT, bad_metrics, bad_models
-from fedcal.transport.flower.grid import PatientGrid, TooFewNodes, error_of, is_gone
+from fedcal.transport.flower.checks import bad_metrics, bad_models
+from fedcal.transport.flower.grid import PatientGrid, TooFewNodes, wait_for_nodes
+from fedcal.transport.flower.inner import weight_of
 from fedcal.transport.flower.records import REQUEST, Phase, Records, record_of, size, take_out
 from fedcal.transport.flower.rounds import Rounds
 from fedcal.transport.flower.secure import SecureRounds
@@ -111,8 +110,6 @@ class CalibratedStrategy(Strategy):
             all_thresholds(thresholds)
         self.evaluation: Evaluation | None = None  # of the nodes that share their scores
         self._interleaved = chosen.schedule == "interleaved"
-        self._silences = Counter[int]()  # how often a node let a training round time out
-        self._back: dict[int, int] = {}  # the round from which on it is asked again: later each time
         self._asked: set[int] = set()
         self._arrays, self._sent = ArrayRecord(), Records()
         self._before, self._round = 0, 0  # training rounds before this start, and since then
@@ -161,14 +158,14 @@ class CalibratedStrategy(Strategy):
             self._before, arrays = self.checkpoint.load(initial_arrays, self.server, self.nodes)
         result = Result(arrays=arrays)
         self._arrays, self._round = arrays, 0
-        self._wait(grid, self.wanted)
+        wait_for_nodes(grid, self.wanted, self.patience)
         if num_rounds > self._before:
             evaluate = (lambda t, a: evaluate_fn(t + self._before, a)) if evaluate_fn else None
-            view = PatientGrid(grid, self._present, math.inf)
+            view = PatientGrid(grid, self.nodes.present, math.inf)
             left = num_rounds - self._before
             result = super().start(view, arrays, left, timeout, train_config, evaluate_config, evaluate)
             arrays = result.arrays = result.arrays or arrays
-        nodes, limit = self._wait(grid, 1), min(timeout, self.timeout)
+        nodes, limit = wait_for_nodes(grid, 1, self.patience), min(timeout, self.timeout)
 
         def after_round() -> None:
             if self.checkpoint:
@@ -217,7 +214,7 @@ class CalibratedStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return what the inner strategy makes of the replies that are not refused; the server receives its part."""
         by_node = {reply.metadata.src_node_id: reply for reply in replies}
-        self._blame_the_silent(by_node)
+        self.nodes.blame_silent(self._asked, by_node)
         whole = {node: reply for node, reply in by_node.items() if not reply.has_error()}
         records = {node: take_out(reply.content) for node, reply in whole.items()}
         cost = {
@@ -227,7 +224,7 @@ class CalibratedStrategy(Strategy):
             "model_down": len(self._asked) * size([self._arrays]),
         }
         self.nodes.introduce(records)
-        for node, reason in bad_models(whole, self._arrays, self._weight).items():
+        for node, reason in bad_models(whole, self._arrays, weight_of(self.inner)).items():
             self.nodes.blame(node, reason)
             del records[node]
         if self._interleaved:
@@ -251,7 +248,7 @@ class CalibratedStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return what the inner strategy makes of the replies that are not errors, and whose metrics go together."""
         whole = {reply.metadata.src_node_id: reply for reply in replies if not reply.has_error()}
-        bad = bad_metrics(whole, self._weight)
+        bad = bad_metrics(whole, weight_of(self.inner))
         for node, reason in bad.items():
             self.nodes.blame(node, reason)
         good = [reply for node, reply in whole.items() if node not in bad]
@@ -301,6 +298,7 @@ class CalibratedStrategy(Strategy):
             [one["took_part"] for one in self.nodes.rounds if one["phase"] == phase]
             for phase in ("calibration", "evaluation")
         )
+        outcome = {"fallback": "fallback" in self.server.fit.params, "nll_noise": self.nodes.nll_noise}
         return {
             **method_to_json(plan.method),
             "n_classes": plan.n_classes,
@@ -314,13 +312,7 @@ class CalibratedStrategy(Strategy):
             "rounds": self.nodes.rounds,
             "bytes_up": ledger.total_up,
             "bytes_down": ledger.total_down,
-            "privacy": {
-                **privacy.report(ledger.spent),
-                "fallback": "fallback" in self.server.fit.params,
-                "nll_noise": self.nodes.nll_noise,
-            }
-            if privacy
-            else None,
+            "privacy": privacy.report(ledger.spent) | outcome if privacy else None,
             "node_privacy": self.server.private,
             "secure": self.secure.report() if self.secure else None,
             "metrics": self.metrics(),
@@ -339,20 +331,12 @@ class CalibratedStrategy(Strategy):
         if self.checkpoint:
             self.checkpoint.clear()
 
-    # --- nodes -----------------------------------------------------------------------------------------------------------
+    # --- training rounds ---------------------------------------------------------------------------------------------------
 
     @property
     def _trained(self) -> int:
         """Training rounds so far, the one that is on included."""
         return self._before + self._round
-
-    @property
-    def _weight(self) -> str:
-        """The metric that the inner strategy weighs nodes by."""
-        inner: Any = self.inner
-        while hasattr(inner, "strategy"):  # a wrapper
-            inner = inner.strategy
-        return getattr(inner, "weighted_by_key", WEIGHT)
 
     def _configure(
         self,
@@ -362,37 +346,10 @@ class CalibratedStrategy(Strategy):
         config: Any,
         grid: Grid,
     ) -> list[Message]:
-        """The inner strategy's messages; none, where it waits for nodes that do not come."""
+        """The inner strategy's messages; none where too few nodes come while it waits."""
         try:
-            view = PatientGrid(grid, self._present, self.patience)
+            view = PatientGrid(grid, self.nodes.present, self.patience)
             return list(configure(server_round + self._before, arrays, config, view))
         except TooFewNodes as error:
             log(WARNING, "FedCal: round %d is left out: %s", server_round + self._before, error)
             return []
-
-    def _present(self, nodes: list[int]) -> list[int]:
-        return [node for node in nodes if self._back.get(node, 0) <= self._round]
-
-    def _blame_the_silent(self, replies: dict[int, Message]) -> None:
-        """Log nodes that sent an error, or nothing.
-
-        A node that let the time run out, or that Flower has given up, is left out of the next round; the second time, of two.
-        """
-        for node in sorted(self._asked):
-            reply = replies.get(node)
-            if reply is None or is_gone(reply):
-                self._silences[node] += 1
-                self._back[node] = self._round + 1 + self._silences[node]
-            if reply is None:
-                self.nodes.blame(node, "no reply in time")
-            elif reply.has_error():
-                self.nodes.blame(node, error_of(reply))
-
-    def _wait(self, grid: Grid, wanted: int) -> list[int]:
-        """The nodes that are there, once they are as many as wanted or patience is over; at least one."""
-        until = time.monotonic() + self.patience
-        while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < until:
-            time.sleep(0.5)
-        if not nodes:
-            raise TooFewNodes("no node is there: start SuperNodes, then run again")
-        return nodes
