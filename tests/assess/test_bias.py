@@ -46,7 +46,4 @@ def test_where_there_is_nothing_to_tell():
     assert biases(points, unknown, None)["auprc"] == 0
     known = dict.fromkeys(("calibration_intercept", "calibration_slope"), Estimate(0.0))
     assert biases(sums(np.zeros(4), [1, 1, 0, 0]).points(0), known, None)["calibration_intercept"] == pytest.approx(0)
-    assert biases(sums(np.zeros(4), [1, 1, 1, 1]).points(0), unknown, None) == {
-        "brier_discrimination": 0,
-        "brier_uncertainty": 0,
-    }
+    assert biases(sums(np.zeros(4), [1, 1, 1, 1]).points(0), unknown, None) == {"brier_discrimination": 0}

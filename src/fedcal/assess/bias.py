@@ -21,11 +21,7 @@ def biases(points: Points, found: Mapping[str, Estimate], curve: Curve | None) -
         found: its measures.
         curve: its calibration curve.
     """
-    n, share = points.w.sum(), float(points.w @ points.y) / max(points.w.sum(), 1.0)
-    known = {
-        "brier_discrimination": curve.excess(points) if curve else 0.0,
-        "brier_uncertainty": -share * (1 - share) / max(n, 1.0),
-    }
+    known = {"brier_discrimination": curve.excess(points) if curve else 0.0}
     if has_both(points):
         shift, slope = (np.nan_to_num(found[f"calibration_{name}"].value) for name in ("intercept", "slope"))
         x, ones = points.x, np.ones((len(points.x), 1))

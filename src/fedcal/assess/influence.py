@@ -27,13 +27,12 @@ def influences(
         odds: the log-odds of the threshold.
     """
     x, y, w = points.x, points.y, points.w
-    p, n, rate = expit(x), max(float(w.sum()), 1.0), found["prevalence"].value
+    p, n = expit(x), max(float(w.sum()), 1.0)
     chosen = (x >= odds).astype(np.float64)
     value = {name: np.nan_to_num(one.value) for name, one in found.items()}
     weight = np.exp(odds)
     moved = {
         "prevalence": y,
-        "brier_uncertainty": y * (1 - 2 * np.nan_to_num(rate)),
         "calibration_intercept": y - expit(x + value["calibration_intercept"]),
         "oe_ratio": y - value["oe_ratio"] * p,
         "sensitivity": y * (chosen - value["sensitivity"]),

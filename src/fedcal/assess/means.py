@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcal.assess.intervals import UNKNOWN, Estimate
+from fedcal.assess.intervals import UNKNOWN, Estimate, Z
 from fedcal.assess.joint import has_joint, knots, square, values
 from fedcal.assess.sums import Points, ScoreSums
 
@@ -42,6 +42,24 @@ def mean_over(found: Sequence[Estimate], correlation: np.ndarray, bias: Sequence
     skew *= min(joint / max(apart, 1e-300), 1.0)  # errors that cancel leave little of it
     middle = centre - float(excess.mean()) + skew
     return Estimate(centre, min(middle - length, centre), max(middle + length, centre))
+
+
+def mean_uncertainty(cases: np.ndarray) -> Estimate:
+    """The mean over classes of p (1 − p), which is one less Simpson's index, over the number of classes.
+
+    Where classes are about equally frequent, the part of its variance that falls with n² (Simpson 1949) is most of it.
+
+    Args:
+        cases: how many samples each class has.
+    """
+    n, k = float(cases.sum()), len(cases)
+    if n < 2:
+        return UNKNOWN
+    square, cube = (float(((cases / n) ** power).sum()) for power in (2, 3))
+    variance = 4 * max(cube - square**2, 0.0) / n + 2 * (square + square**2 - 2 * cube) / n**2
+    value, half = (1 - square) / k, Z * math.sqrt(variance) / k
+    middle = value * n / (n - 1)
+    return Estimate(value, max(min(middle - half, value), 0.0), max(min(middle + half, (1 - 1 / k) / k), value))
 
 
 class Together:

@@ -17,14 +17,14 @@ from fedcal.assess.discrimination import Decisions, auprc, auroc
 from fedcal.assess.influence import influences
 from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
 from fedcal.assess.mean_errors import mean_errors
-from fedcal.assess.means import Together, mean_over
+from fedcal.assess.means import Together, mean_over, mean_uncertainty
 from fedcal.assess.regression import Curve, intercept, quantiles, score_test, slope, spiegelhalter
 from fedcal.assess.sums import CURVE, TABLE, Points, ScoreSums, grid
 from fedcal.base.bins import equal_mass
 
 SHARES = ("auroc", "auprc", "sensitivity", "specificity", "ppv", "npv")  # between 0 and 1
 # Means over classes of these have no interval if a class has cases, but fewer than so many: it would hold too seldom.
-CASES = {"auroc": 10, "calibration_slope": 10, "auprc": 50, "brier_discrimination": 30}
+CASES = {"auroc": 10, "calibration_slope": 15, "auprc": 75, "brier_discrimination": 30}
 TENTHS = 10  # groups of samples beside the curve
 LEAST = 10  # samples in each
 PLACES = 41  # at which a calibration curve is given
@@ -141,11 +141,12 @@ def over_classes(
     """
     together = Together(sums)
     odds = math.log(sums.first / (1 - sums.first))
-    names = [name for name in found[0] if name not in ERRORS]
+    names = [name for name in found[0] if name not in ERRORS and name != "brier_uncertainty"]
     moved = [(points, influences(points, one, curve, odds)) for one, (points, curve) in zip(found, fits, strict=True)]
     bias = [biases(points, one, curve) for one, (points, curve) in zip(found, fits, strict=True)]
     rates = [Decisions.at(sums, row, (sums.first,))[0].rates() for row in range(len(found))]
-    fewest = min((cases for row in range(len(found)) if (cases := sums.counts(row)[1])), default=0)
+    cases = np.array([sums.counts(row)[1] for row in range(len(found))])
+    fewest = cases[cases > 0].min(initial=max(CASES.values()))
     means = {}
     for name, r in zip(names, together.correlations(moved, names), strict=True):
         known = [one[name] for one in found]
@@ -157,7 +158,7 @@ def over_classes(
         if name in SHARES:
             means[name] = means[name].within(0.0, 1.0)
     curves = [(row, points, curve) for row, (points, curve) in enumerate(fits) if curve is not None]
-    means |= mean_errors(curves, together)
+    means |= mean_errors(curves, together) | {"brier_uncertainty": mean_uncertainty(cases)}
     return {name: means[name] for name in found[0]}
 
 
