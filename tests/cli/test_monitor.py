@@ -60,6 +60,14 @@ def test_from_start_to_alarm(folder, capsys):
     assert not [one for one in fedcal.Monitor.load("state").verdict().findings if one.site == "north" and one.drifted]
 
 
+def test_a_folder_may_name_the_reference_last(folder, capsys):
+    week = sums(folder, "north", "2025-W07", 0.5)
+    reference = sums(folder, "north", "reference", 0.5, True, "--reference")
+    assert sorted([reference, week]) == [week, reference]
+    assert run("monitor", "check", "state", week, reference) == 0
+    assert "2 of 2 batches are new." in capsys.readouterr().out
+
+
 def test_a_bad_batch_takes_nothing_and_is_one_line(folder, capsys):
     good = sums(folder, "north", "w0", 0.5)
     other = sums(folder, "south", "w0", -0.5, True, "--tolerance", "0.5")

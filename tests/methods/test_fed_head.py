@@ -190,6 +190,39 @@ def test_it_says_no_where_features_tell_no_more(seed):
     assert np.allclose(scaler.predict_proba(features), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(("k", "d"), [(3, 60), (4, 400)])
+def test_a_head_is_judged_without_the_samples_that_it_was_fitted_on(k, d):
+    """Labels that have nothing to do with the features, and more features than samples: no head can tell any of them."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(150, d)), rng.integers(k, size=150)
+    samples, clients = whole(x, y, (rng.normal(size=(k, d)) / d**0.5, np.zeros(k))), clients_of(k, 150)
+
+    def program():
+        units = head_fit.Units.of((yield head_fit.HeadStart()), clients)
+        tried = yield from head_fit.fit_heads(tuple(d * ridge for ridge in head_fit.RIDGES), units, clients)
+        first = yield from head_fit.rescale(tried)
+        yield from head_fit.finish_heads(tried[-1:])
+        return [*first, *(yield from head_fit.rescale(tried[-1:]))]
+
+    losses, _ = drive(program(), samples)
+    assert min(losses) > 0.95 * 150 * np.log(k)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_ridge_suits_new_samples(seed):
+    """300 samples of 64 features: by samples that a head has seen, the weakest ridge would look best."""
+    rng = np.random.default_rng(seed)
+    truth = 0.5 * rng.normal(size=(5, 64))
+    head = truth + 0.25 * rng.normal(size=(5, 64)), np.zeros(5)
+    x = rng.normal(size=(3300, 64))
+    y = (x @ truth.T + rng.gumbel(size=(3300, 5))).argmax(1)
+    scaler = fedcal.calibrate([(x[i:300:3], y[i:300:3]) for i in range(3)], "fed-head", head=head)
+    logits = x @ head[0].T
+    plus = fedcal.calibrate([(logits[i:300:3], y[i:300:3]) for i in range(3)], "fedcal-plus")
+    after, before = scaler.predict_proba(x[300:]), plus.predict_proba(logits[300:])
+    assert fedcal.nll(after, y[300:]) < fedcal.nll(before, y[300:]) - 0.09
+
+
 def test_training_samples_that_the_model_has_learnt_by_heart_do_not_make_it_sure():
     """Their features give their labels away. The head is judged on other samples, and so are its confidences."""
     rng = np.random.default_rng(0)

@@ -33,6 +33,21 @@ def test_a_round_trip_gives_the_same_batch(scaler, tmp_path):
         assert (tmp_path / "sums").stat().st_mode & 0o077 == 0
 
 
+def test_the_same_samples_in_another_order_are_known_again(scaler):
+    z, y = samples(300, seed=2)
+    order = np.random.default_rng(0).permutation(300)
+    for labels, reference in ((y, False), (None, False), (y, True)):
+        one, two = (
+            fedcal.Monitor.sums(
+                scaler, "a", name, z[rows], None if labels is None else labels[rows], reference=reference
+            )
+            for name, rows in (("1", np.arange(300)), ("2", order))
+        )
+        assert one.digest == two.digest
+    others = [fedcal.Monitor.sums(scaler, "a", "1", z[rows], y[rows]) for rows in (order[:299], order[1:])]
+    assert others[0].digest != others[1].digest
+
+
 def test_it_holds_the_sums_of_the_sites_own_probabilities(scaler):
     z, y = samples(40, seed=3)
     batch = fedcal.Monitor.sums(scaler, "b", "1", z)

@@ -148,6 +148,32 @@ def test_nothing_is_taken_twice_nor_anything_elses(federation):
         assert monitor.verdict() == before
 
 
+def test_a_new_offset_is_noticed_beside_a_reference(federation, tmp_path):
+    """Its predictions would differ from the reference's without any drift."""
+    scaler, samples = federation
+    z, y = samples["north"]
+    monitor = fedcal.Monitor(scaler)
+    monitor.add(monitor.sums(scaler, "north", "r", z, y, reference=True))
+    monitor.save(tmp_path / "state")
+    moved = fedcal.Scaler(scaler.method, scaler.params, 3, {"north": {"shift": np.array([1.0, 0.0, 0.0])}})
+    for again in (monitor, fedcal.Monitor.load(tmp_path / "state")):
+        for other in (moved, replace(scaler, personal={})):
+            for labels in (y[:50], None):
+                with pytest.raises(fedcal.FedCalError, match="offset has changed"):
+                    again.add(again.sums(other, "north", "w0", z[:50], labels))
+        assert again.add(again.sums(scaler, "north", "w0", z[:50], y[:50]))
+
+
+def test_scores_of_few_values_may_give_the_same_sums_twice(federation):
+    """Other samples with the same sums cannot be told from the same samples: together with the next ones they count."""
+    scaler, _ = federation
+    monitor, z = fedcal.Monitor(scaler), np.tile([2.0, 0.0, 1.0], (5, 1))
+    assert monitor.add(monitor.sums(scaler, "north", "w0", z, [0, 0, 0, 1, 2]))
+    with pytest.raises(fedcal.FedCalError, match="other samples, sum them up together with the next"):
+        monitor.add(monitor.sums(scaler, "north", "w1", z, [0, 1, 0, 2, 0]))
+    assert monitor.add(monitor.sums(scaler, "north", "w1", np.tile(z, (2, 1)), [0, 1, 0, 2, 0, 0, 0, 0, 1, 2]))
+
+
 def test_bad_settings_are_one_line(federation):
     scaler, _ = federation
     bare = replace(scaler, personal={})

@@ -119,6 +119,7 @@ def monitor_check(
     from fedcal.base.lock import locked
     from fedcal.base.store import check_outputs, write_json
     from fedcal.monitor import Batch, Monitor
+    from fedcal.monitor.batch import About
     from fedcal.report.monitor import write_page
 
     given = batches or []
@@ -127,7 +128,9 @@ def monitor_check(
         raise FedCalError(f"{state} is missing: begin with `fedcal monitor start`")
     with locked(state.absolute().parent, "fedcal monitor check"):
         monitor = Monitor.load(state)
-        new = sum(_add(monitor, path, Batch.load(path)) for path in given)
+        loaded = [(path, Batch.load(path)) for path in given]
+        loaded.sort(key=lambda one: one[1].about is not About.REFERENCE)  # a folder's order is that of names
+        new = sum(_add(monitor, *one) for one in loaded)
         if new:
             monitor.save(state)
     verdict = monitor.verdict()

@@ -21,7 +21,7 @@ from fedcal.exact.linear import Curvature, between_classes, unpack_symmetric
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
 from fedcal.exact.solve import Descent, Inverse, Prior, Sums, changes, lead_first
-from fedcal.exact.stages import CHOOSING, FITTING, Clients, Scores
+from fedcal.exact.stages import CHOOSING, FITTING, FOLD_LARGE, Clients, Scores
 
 FULL_MAX_CLASSES = 20  # up to which Hessians hold what couples classes
 HESSIAN = 100_000  # numbers of a Hessian that travels: they limit the directions that it is about
@@ -33,7 +33,7 @@ SCALES = 2.0 ** np.linspace(-2, 0.5, 11)
 UNSURE = 0.1  # of the model's own head, to start from: where a model is sure and wrong, its loss is too flat
 MIN_HEAD_SAMPLES = 75  # to calibrate on: fewer cannot tell whether a head, which fits all of them, is better than a map
 CHOOSING_ROUNDS = 12  # of fits to choose among
-FOLD_ROUNDS = 4  # of the best ones' fits without a fold
+FOLD_ROUNDS = 12  # of the best ones' fits without a fold
 FRESH = 4  # rounds at first, and then every so many, in which a Hessian is asked for
 OWN_SPREAD = 0.5  # how much a feature's unit follows its own variance; the rest is the mean variance of all features
 
@@ -110,7 +110,7 @@ class Units:
 # --- curvature -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bend:
     """The curvature of a head's summed loss in standard units: in the directions asked for, and roughly in the others."""
 
@@ -188,14 +188,19 @@ def prior_of_head(ridge: float, units: Units, clients: Clients) -> HeadPrior:
 
 @dataclass
 class HeadGroup:
-    """Descents of heads over the samples outside one fold, in standard units; neighbours are alike."""
+    """Descents of heads over the samples outside one fold, in standard units; neighbours are alike.
+
+    A group with a `guide` asks for no curvature: what the guide, descents over all samples from the same start, had in the
+    same round serves it too, less the fold's share. It goes after its guide, in the same rounds or later.
+    """
 
     family: str  # HEAD, or HEAD_ALL with training samples
     descents: list[Descent]
     units: Units
     curvature: Curvature
     fold: int = ALL
-    bend: Bend | None = None  # the latest curvature
+    guide: HeadGroup | None = None
+    bends: list[Bend] = field(default_factory=list)  # the curvature in each round
     rounds: int = 0
     _asked: list[Descent] = field(default_factory=list)
     _rows: list[int] = field(default_factory=list)
@@ -203,6 +208,12 @@ class HeadGroup:
     @property
     def live(self) -> bool:
         return not all(descent.done for descent in self.descents)
+
+    @property
+    def share(self) -> float:
+        """Of the samples, how many lie outside the fold."""
+        trained = self.units.trained * (self.family == HEAD_ALL)
+        return 1.0 if self.fold == ALL else 1 - self.units.held_out / (self.units.held_out + trained) / FOLDS
 
     def ask(self) -> Points:
         """What is wanted of the clients: each point once, the lead's first."""
@@ -216,10 +227,12 @@ class HeadGroup:
 
     def receive(self, sums: Sums) -> None:
         """Hand the sums to the descents."""
-        if "scale" in sums:
-            self.bend = Bend.of(sums, self.units)
+        known = self.guide.bends[: self.rounds] if self.guide else self.bends
+        latest = [Bend.of(sums, self.units)] if "scale" in sums else known[-1:]
+        if latest and latest != self.bends[-1:]:
             for descent in self.descents:
-                descent.inverse = self.bend.inverse(descent.prior)
+                descent.inverse = latest[0].inverse(descent.prior, self.share)
+        self.bends += latest
         gradients, whole = self.units.standard(sums["grad"]), len(self.units.basis) > self.units.d
         exact = "scale" in sums and whole and self.curvature == "full"
         for i, descent in zip(self._rows, self._asked, strict=True):
@@ -254,20 +267,19 @@ def fit_head(family: str, ridge: float, clients: Clients) -> Generator[SumQuery,
 
 @dataclass
 class HeadCandidate:
-    """A head at one ridge: its fit on all samples, and the fits without each fold."""
+    """A head at one ridge: its fits without folds, and on all samples."""
 
     family: str
     ridge: float
-    group: HeadGroup
-    fit: Descent
-    folds: dict[int, Descent] = field(default_factory=dict)  # by fold; ALL goes on with the fit on all samples
+    guide: HeadGroup
+    folds: dict[int, Descent]  # by fold; ALL is the fit on all samples
     scale: float = 1.0  # by which it is multiplied out of fold, to be neither too sure nor too unsure
 
     @property
     def fold_map(self) -> FoldMap:
-        """Its maps for samples that they were not fitted on."""
-        raw = self.group.units.raw
-        return FoldMap(HEAD, {f: self.scale * raw(of.t) for f, of in self.folds.items() if f != ALL})
+        """Its maps for samples that they were not fitted on. Folds that no fit was made without count the same for all."""
+        raw, none = self.guide.units.raw, np.zeros_like(self.guide.descents[0].t)
+        return FoldMap(HEAD, {f: self.scale * raw(self.folds[f].t) if f in self.folds else none for f in range(FOLDS)})
 
     @property
     def trained(self) -> Array:
@@ -277,49 +289,53 @@ class HeadCandidate:
     @property
     def whole(self) -> Array:
         """The head, fitted on all samples."""
-        return self.scale * self.group.units.raw(self.folds[ALL].t)
+        return self.scale * self.guide.units.raw(self.folds[ALL].t)
+
+
+def begin_head(prior: Prior, fold: int, rounds: int) -> Descent:
+    """A fit of a head from the start. One without a fold never starts from a fit that has seen the fold: with many
+    features a weakly shrunk head fits every sample, and steps away from it are too short to forget the fold."""
+    return Descent(UNSURE * prior.identity, prior, CHOOSING if fold == ALL else CHOOSING / FOLDS, rounds)
+
+
+def folds_to_choose_on(k: int, d: int) -> tuple[int, ...]:
+    """The folds on which a ridge is chosen: of large heads the first alone, since gradients at all ridges are large too."""
+    sent = 8 * FOLDS * len(RIDGES) * n_head_parameters(k, d)
+    return tuple(range(FOLDS)) if sent <= FOLD_LARGE else (0,)
 
 
 def fit_heads(
     ridges: tuple[float, ...], units: Units, clients: Clients
 ) -> Generator[SumQuery, Sums, list[HeadCandidate]]:
-    """Heads at every ridge, on calibration samples and, where there are any, on training samples too."""
-    curvature, begin = head_curvature_of(units.k), UNSURE * own_head(units, clients)
-    groups = []
+    """Heads at every ridge, on all samples and without each fold on which a ridge is chosen.
+
+    They are fitted on calibration samples and, where there are any, on training samples too.
+    """
+    priors = [prior_of_head(ridge, units, clients) for ridge in ridges]
+    found: list[HeadCandidate] = []
+    groups: list[HeadGroup] = []
     for family in (HEAD, HEAD_ALL) if units.trained else (HEAD,):
-        priors = (prior_of_head(ridge, units, clients) for ridge in ridges)
-        descents = [Descent(begin, prior, CHOOSING, CHOOSING_ROUNDS) for prior in priors]
-        groups.append(HeadGroup(family, descents, units, curvature))
+        fits = {
+            fold: [begin_head(prior, fold, CHOOSING_ROUNDS) for prior in priors]
+            for fold in (ALL, *folds_to_choose_on(units.k, units.d))
+        }
+        guide = HeadGroup(family, fits[ALL], units, head_curvature_of(units.k))
+        groups += [guide, *(HeadGroup(family, of, units, "none", f, guide) for f, of in fits.items() if f != ALL)]
+        found += [HeadCandidate(family, r, guide, {f: of[i] for f, of in fits.items()}) for i, r in enumerate(ridges)]
     yield from head_lockstep(groups)
-    return [
-        HeadCandidate(group.family, ridge, group, descent)
-        for group in groups
-        for ridge, descent in zip(ridges, group.descents, strict=True)
-    ]
+    return found
 
 
-def fit_head_folds(candidates: list[HeadCandidate], rounds: int) -> Generator[SumQuery, Sums, None]:
-    """Fit the candidates without each fold, a few steps from where they are; and go on with the fits on all samples."""
+def finish_heads(candidates: list[HeadCandidate]) -> Generator[SumQuery, Sums, None]:
+    """Fit the candidates without the other folds, and on all samples to the end."""
+    groups: list[HeadGroup] = []
     for of in candidates:
-        units, bend = of.group.units, of.group.bend
-        assert bend
-        held_out = units.held_out / (units.held_out + units.trained * (of.family == HEAD_ALL))
-        for fold in (ALL, *range(FOLDS)):
-            before = of.folds.get(fold)
-            share = 1.0 if fold == ALL else 1 - held_out / FOLDS
-            if before is None:
-                inverse = of.fit.corrected(bend.inverse(of.fit.prior, share), share)
-                tol = FITTING if fold == ALL else CHOOSING / FOLDS
-                of.folds[fold] = Descent(of.fit.t, of.fit.prior, tol, rounds, trusting=True, inverse=inverse)
-            elif not before.arrived:
-                before.done, before.rounds = False, rounds
-    groups = [
-        HeadGroup(family, alike, alike_units, "none", fold)
-        for family in dict.fromkeys(of.family for of in candidates)
-        for fold in (ALL, *range(FOLDS))
-        if (alike := [of.folds[fold] for of in candidates if of.family == family])
-        if (alike_units := candidates[0].group.units)
-    ]
+        whole = of.folds[ALL]
+        whole.go_on(FITTING, FOLD_ROUNDS)
+        groups.append(HeadGroup(of.family, [whole], of.guide.units, "none"))
+        for fold in [f for f in range(FOLDS) if f not in of.folds]:
+            of.folds[fold] = begin_head(whole.prior, fold, FOLD_ROUNDS)
+            groups.append(HeadGroup(of.family, [of.folds[fold]], of.guide.units, "none", fold, of.guide))
     yield from head_lockstep(groups)
 
 
@@ -359,12 +375,11 @@ def choose_head(
         return None
     units = Units.of((yield HeadStart()), clients)
     tried = yield from fit_heads(tuple(units.d * ridge for ridge in RIDGES), units, clients)
-    yield from fit_head_folds(tried, 1)
     losses = yield from rescale(tried)
     families = dict.fromkeys(of.family for of in tried)
     best = [min((i for i, of in enumerate(tried) if of.family == f), key=lambda i: losses[i]) for f in families]
     chosen = [tried[i] for i in best]
-    yield from fit_head_folds(chosen, FOLD_ROUNDS)
+    yield from finish_heads(chosen)
     yield from rescale(chosen)
     scores = Scores.of((yield queries.Score((plus, *(of.fold_map for of in chosen)))), clients)
     first = scores.best(range(1, len(chosen) + 1))

@@ -85,8 +85,7 @@ class FedHead(Additive):
         found = {HEAD: 2 * len(RIDGES)}  # out of fold, a head is a head, whatever it was fitted on
         heads = (
             Stage(HeadStart),
-            Stage(HeadSums, CHOOSING_ROUNDS, every),
-            Stage(HeadSums, 1, every, folds=True),
+            Stage(HeadSums, CHOOSING_ROUNDS, every, folds=True),
             Stage(HeadScales, 1, found, folds=True),
             Stage(HeadSums, FOLD_ROUNDS, two, folds=True),
             Stage(HeadScales, 1, {HEAD: 2}, folds=True),

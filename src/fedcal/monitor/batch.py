@@ -149,8 +149,9 @@ class Batch:
 
     @property
     def digest(self) -> str:
-        """Of all it holds but its name: the same samples sent again have the same."""
-        return hashlib.blake2b(replace(self, batch="").pack(), digest_size=16).hexdigest()
+        """Of all it holds but its name: the same samples sent again, in any order, have the same."""
+        rounded = {name: getattr(self, name).round(decimals=6) + 0.0 for name in ("expected", "ratios")}  # no -0.0
+        return hashlib.blake2b(replace(self, batch="", **rounded).pack(), digest_size=16).hexdigest()
 
     def save(self, path: str | Path) -> None:
         """Write it for the server, atomically; only this user may read it.
@@ -212,7 +213,7 @@ def sums_of(
     if reference and labels is None:
         raise FedCalError(f"{site}: a reference needs labels: give the calibration samples")
     about = About.REFERENCE if reference else About.LABELLED if labels is not None else About.PREDICTIONS
-    if (assumed := assumed_by(scaler, personal)) is not None and not reference:
+    if (assumed := assumed_by(scaler, personal)) is not None:
         tensors["assumed"] = assumed
     return Batch(site, str(batch), about, n, k, check_tolerance(tolerance), fingerprint(scaler), **tensors)
 

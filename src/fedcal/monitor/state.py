@@ -169,7 +169,8 @@ class Monitor:
             if same == batch.batch:
                 return False
             raise FedCalError(
-                f"{batch.site}: batch {batch.batch!r} has the sums of batch {same!r}: a sample counts once"
+                f"{batch.site}: batch {batch.batch!r} has the sums of batch {same!r}: a sample counts once; if these are "
+                "other samples, sum them up together with the next ones"
             )
         if batch.batch in known:
             raise FedCalError(
@@ -249,8 +250,10 @@ class Monitor:
     def _check_bounds(self, batch: Batch, null: Null) -> tuple[Tensor, Tensor] | None:
         """The same, and they must not change meanwhile."""
         bounds, stream = self._bounds(batch, null), self.streams.get((batch.site, null))
-        known = stream.bounds if stream else bounds
-        if (known is None) != (bounds is None) or (known and bounds and not torch.equal(known[0], bounds[0])):
+        known, reference = stream.bounds if stream else bounds, self.references.get(batch.site)
+        assumed = reference.assumed if reference else batch.assumed
+        moved = len(assumed) != len(batch.assumed) or not torch.allclose(assumed, batch.assumed)
+        if moved or (known is None) != (bounds is None) or (known and bounds and not torch.equal(known[0], bounds[0])):
             raise FedCalError(f"{batch.site}, batch {batch.batch}: its offset has changed: start a new monitor")
         return bounds
 
@@ -267,7 +270,8 @@ class Monitor:
             tensors |= nest(f"stream-{number}", stream.to_tensors())
         for site, one in self.references.items():
             where = f"reference-{self.sites.index(site)}"
-            tensors |= nest(where, {"counts": one.counts, "expected": one.expected})
+            assumed = {"assumed": one.assumed} if len(one.assumed) else {}
+            tensors |= nest(where, {"counts": one.counts, "expected": one.expected, **assumed})
         about = {
             "kind": KIND,
             "schema": SCHEMA,
@@ -336,13 +340,12 @@ class Monitor:
         return found
 
     def _restore_reference(self, site: str, part: dict[str, Tensor]) -> None:
-        k, name = (
-            len(self.classes),
-            next((n for n, of in self.taken.get(site, {}).items() if of[1] == About.REFERENCE), None),
-        )
-        if set(part) != {"counts", "expected"} or any(one.shape != (k,) for one in part.values()) or name is None:
+        k, taken = len(self.classes), self.taken.get(site, {})
+        name = next((n for n, of in taken.items() if of[1] == About.REFERENCE), None)
+        shaped = all(one.shape == (k,) for one in part.values())
+        if set(part) - {"assumed"} != {"counts", "expected"} or not shaped or name is None:
             raise FedCalError(f"the reference of {site} is incomplete")
-        n = self.taken[site][name][2]
+        n = taken[name][2]
         found = Batch(site, name, About.REFERENCE, n, k, self.tolerance, self.scaler, **part)
         found.check_plausible()
         self.references[site] = found
