@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 import fedcal
@@ -19,8 +19,11 @@ from fedcal import FedCalError
 from fedcal.base.store import read_json
 from fedcal.federate import task
 from fedcal.measure.tally import Tally
+from fedcal.protocol import Server
+from fedcal.protocol.wire import pack_request
 from fedcal.secure import divide
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, personal_scaler
+from fedcal.transport.flower.records import record_of
 from transport.flower.help import config_of, distance, simulated
 from transport.flower.help import grid_of as heart_grid
 
@@ -40,7 +43,11 @@ def samples(node: int, scale: float = 1.0):
 
 def node_app(scale: float = 1.0, **options):
     mod = calibration_mod(lambda arrays, context, split: samples(context.node_config["i"], scale)[split], **options)
-    return lambda message, context: mod(message, context, None)
+
+    def train(message, context):
+        return Message(RecordDict({"arrays": MODEL}), reply_to=message)
+
+    return lambda message, context: mod(message, context, train)
 
 
 def grid_of(nodes: int, app=None, **config):
@@ -158,6 +165,22 @@ def test_a_node_may_refuse_whatever_is_not_aggregated_securely(by):
     with pytest.raises(FedCalError, match="replies under secure aggregation only"):
         fit(grid, "fed-ts")
     assert fit(grid, "fed-ts", secure=True).report()["faults"] == []
+
+
+def send(grid: LocalGrid, server: Server, phase: str, **more) -> Message:
+    """The first node's reply to the server's request, sent by hand."""
+    record = record_of(pack_request(server.plan, server.request), phase=phase, model="", bins=15, **more)
+    content = RecordDict({"fedcal.request": record, "fedcal.model": MODEL, "arrays": MODEL})
+    return next(iter(grid.send_and_receive([Message(content, min(grid.get_node_ids()), "train")], timeout=5)))
+
+
+@pytest.mark.parametrize("stages", [{}, {"stages": "[]"}])
+@pytest.mark.parametrize("phase", ["train", "reply"])
+def test_no_phase_makes_a_secure_node_reply_openly(phase, stages):
+    """A request of the phase that trains is replied to openly: empty stages beside it must not let it through."""
+    reply = send(grid_of(3, node_app(secure=True)), Server("fedcal-plus", K), phase, **stages)
+    openly = b"" if reply.has_error() else reply.content["fedcal.reply"]["data"]
+    assert openly == b"" and (phase == "reply" or "secure aggregation only" in reply.error.reason)
 
 
 def test_microscopic_logits_are_refused_by_their_node():

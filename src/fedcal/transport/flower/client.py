@@ -65,7 +65,9 @@ def calibration_mod(
             return call_next(message, context)
         node = Node(context, records, samples, policy_of(context, own), bool(kind))
         only_secure = secure or context.node_config.get("fedcal-secure", False)
-        if only_secure and node.phase not in ("meet", "evaluate") and STAGES not in node.about:
+        # What is said while training goes openly, whatever stages come with it.
+        openly = node.phase == "train" or STAGES not in node.about
+        if only_secure and openly and node.phase not in ("meet", "evaluate"):
             raise FedCalError("this node replies under secure aggregation only: give the strategy secure=True")
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)
