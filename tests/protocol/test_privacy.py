@@ -18,7 +18,7 @@ from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_queries import VALUES, Measure, Scales, ScaleSums
 from fedcal.exact.queries import Slope, Start
 from fedcal.methods import get_method
-from fedcal.protocol import Client, Request, Server
+from fedcal.protocol import Client, Policy, Request, Server
 from fedcal.protocol.privacy import LEAST
 from fedcal.protocol.wire import pack_request, unpack_request
 
@@ -218,6 +218,16 @@ def test_a_client_keeps_to_its_own_privacy_and_not_to_the_servers():
     client = Client("fed-bias", z, y, privacy=mine)
     values = client.reply(request(query, Privacy(math.inf))).content[VALUES]
     assert float(values.sum()) < 200  # as one client, and noised: not 5000 samples
+
+
+def test_a_client_does_not_take_central_privacy_for_its_own():
+    """The server would add the noise: the client's sums would leave it as they are."""
+    for make in (
+        lambda: Client("fed-bias", *samples(), privacy=Privacy(1.0)),
+        lambda: Policy(privacy=Privacy(1.0)),
+    ):
+        with pytest.raises(FedCalError, match="a client none"):
+            make()
 
 
 def test_how_many_samples_a_client_has_is_not_told():

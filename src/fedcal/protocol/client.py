@@ -97,6 +97,7 @@ class Client:
         self._size: float | None = None  # of its logits, once that is needed
         if self.privacy:
             self.privacy.check(self.method)
+            self.privacy.check_own()
         if policy:
             self.samples.fewest = max(self.samples.fewest, policy.min_count)
             self.samples.min_count = policy.min_count

@@ -126,6 +126,18 @@ class Privacy:
                 f"{method.name} has no private form: choose fedcal-plus, fed-bias or another that only adds"
             )
 
+    def check_own(self) -> None:
+        """Refuse what would add no noise where a client states it for itself.
+
+        Raises:
+            FedCalError: which says what to give.
+        """
+        if self.where == "central":
+            raise FedCalError(
+                "by central privacy the server adds the noise, and a client none: give the client where='local', or "
+                "'distributed'"
+            )
+
     # --- the mechanism ---------------------------------------------------------------------------------------------------
 
     def grid(self, query: PrivateQuery) -> float:

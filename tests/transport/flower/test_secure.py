@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 import fedcal
-from fedcal import FedCalError
+from fedcal import FedCalError, Privacy
 from fedcal.base.store import read_json
 from fedcal.federate import task
 from fedcal.measure.tally import Tally
@@ -181,6 +181,12 @@ def test_no_phase_makes_a_secure_node_reply_openly(phase, stages):
     reply = send(grid_of(3, node_app(secure=True)), Server("fedcal-plus", K), phase, **stages)
     openly = b"" if reply.has_error() else reply.content["fedcal.reply"]["data"]
     assert openly == b"" and (phase == "reply" or "secure aggregation only" in reply.error.reason)
+
+
+def test_a_node_that_adds_a_share_of_the_noise_replies_within_totals_only():
+    privacy = Privacy(1.0, where="distributed", nodes=1000)
+    reply = send(grid_of(3, node_app(privacy=privacy)), Server("fed-ts", K, privacy=privacy), "reply")
+    assert reply.has_error() and "secure aggregation only" in reply.error.reason
 
 
 def test_microscopic_logits_are_refused_by_their_node():
