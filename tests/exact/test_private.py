@@ -26,7 +26,7 @@ from fedcal.exact.private_queries import (
     triangle,
 )
 
-SIZES = st.sampled_from([1e-200, 1e-3, 1.0, 30.0, 1e6, 1e200])
+SIZES = st.sampled_from([1e-200, 1e-170, 1e-3, 1.0, 30.0, 1e6, 1e200])
 METHODS = [
     "fedcal-plus",
     "fedcal-plus:accuracy=keep",
@@ -46,7 +46,7 @@ def queries(k, of, rng):
     def t(*shape):
         return of * rng.normal(size=shape)
 
-    clip = rng.random() * 10 + 1e-6
+    clip = rng.choice([rng.random() * 10, 0.0, -1.0, 1e-200, 5e-324, 1e300])
     yield Scales(k, 0.1)
     yield Scales(k, 0.1, norms=False)
     for size, full in ((1, True), (1 + k, True), (1 + k, False)):

@@ -1,7 +1,7 @@
 """Differential privacy: attacks on our own releases, the accountant, and what a private client refuses."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from dp_accounting import rdp
 
 from fedcal import FedCalError, Privacy
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.private_queries import VALUES, Measure, Scales, ScaleSums
+from fedcal.exact.private_queries import PRIVATE_QUERIES, VALUES, Gains, MatrixSums, Measure, Scales, ScaleSums
 from fedcal.exact.queries import Slope, Start
 from fedcal.methods import get_method
 from fedcal.protocol import Client, Policy, Request, Server
@@ -250,6 +250,7 @@ def test_privacy_travels_with_the_request():
         (lambda: Privacy(0.0), "epsilon must be above 0"),
         (lambda: Privacy(1.0, delta=1.0), "delta must be below 1"),
         (lambda: Privacy(1.0, clip=-1.0), "clip must be above 0"),
+        (lambda: Privacy(0.01, delta=1e-12).mu, "give a larger ε or δ"),
         (lambda: Privacy(1.0, measure=1.0), "measure must be below 1"),
         (lambda: Privacy(1.0, unit="hospital"), "sample or client"),
         (lambda: Privacy(1.0, where="cloud"), "central or local or distributed"),
@@ -264,11 +265,46 @@ def test_bad_settings(make, words):
 
 def test_requests_that_do_not_fit_the_samples_are_refused_and_cost_nothing():
     client = Client("fed-bias", *samples(), privacy=Privacy(1.0, where="local"))
-    for query in (
-        Scales(10**6, 0.1),
-        Measure(K, 1.0, 3, 15),
-        replace(hessian_query(), t=np.zeros(2)),
-    ):
+    for query in (Scales(10**6, 0.1), replace(hessian_query(), t=np.zeros(2))):
         with pytest.raises(FedCalError, match="does not fit this client's samples"):
             client.reply(request(query))
     assert client.spent == 0
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        Measure(1, 1.0, K, 5),  # as many logits as K classes have, and labels of one class only
+        Measure(K, 1.0, 1, 0),
+        replace(hessian_query(), t=np.zeros(2)),
+        replace(hessian_query(), t=np.zeros((K + 1, K))),  # would fit clients of K samples
+        MatrixSums(K, 0.1, 2.0, np.zeros((2, 2))),
+        Gains(K, 0.1, ({"bias": np.zeros(K)},)),
+        Gains(K, 0.1, ({"sun": np.zeros(K)},)),
+        Gains(K, 0.1, ({"bias": np.zeros((K + 1, 1))},)),
+        Gains(K, 0.1, ({},)),
+        Gains(K, 0.1, ()),
+    ],
+)
+def test_whether_a_client_refuses_tells_nothing_of_its_samples(query):
+    """Refusals are free and exact: a server could ask by them whether there is a sample at all, how many, or of a class."""
+    said = set()
+    for n, label in ((0, 0), (1, 0), (K, 0), (9, 0), (9, K - 1)):
+        client = Client("fed-bias", samples(n)[0], np.full(n, label), privacy=Privacy(1.0, where="local"))
+        with pytest.raises(FedCalError) as refused:
+            client.reply(request(query))
+        said.add(str(refused.value))
+    assert len(said) == 1
+
+
+def test_a_server_cannot_choose_how_summands_are_weighed():
+    """Weights near the end of float64 would overflow for some samples and not for others."""
+    names = {entry.name for kind in PRIVATE_QUERIES for entry in fields(kind)}
+    assert names <= {"k", "budget", "per_client", "norms", "clip", "t", "full", "w", "family", "maps", "scale"}
+
+
+def test_more_noise_than_numbers_can_hold_is_refused():
+    client = Client("fed-bias", *samples(), privacy=Privacy(1.0, where="local"))
+    for budget in (1e-40, 1e-300):
+        with pytest.raises(FedCalError, match="more noise than numbers can hold"):
+            client.reply(request(hessian_query(budget)))

@@ -37,6 +37,7 @@ from fedcal.protocol.noise import discrete_gaussian
 
 STEPS = 14  # bits: the grid's spacing is 2⁻¹⁴ of a summand's bound, rounded to a power of two
 FLOATING = 2.0**-20  # what floating-point sums may add to a sensitivity, relatively
+MOST = 2.0**50  # standard deviation of the noise, in steps of the grid: far from the end of 64 bits
 LEAST = 16  # variance of a share of the noise, in steps of the grid: see `noise_of_one`
 
 
@@ -156,7 +157,12 @@ class Privacy:
         if not 0 < share <= 1:
             raise FedCalError(f"the server asks for {share:g} of the privacy budget: do not reply to this server")
         sensitivity = query.bound * (1 + FLOATING) + grid * math.sqrt(query.size)
-        return math.ceil((sensitivity / grid / self.mu) ** 2 / share)
+        steps = sensitivity / grid / self.mu
+        if steps > MOST * math.sqrt(share):
+            raise FedCalError(
+                f"{share:g} of ε = {self.epsilon:g} needs more noise than numbers can hold: give a larger ε"
+            )
+        return math.ceil(steps**2 / share)
 
     def noise_of_one(self, query: PrivateQuery) -> int:
         """The variance of what one client adds.
@@ -207,7 +213,10 @@ class Privacy:
 def _noise_multiplier(epsilon: float, delta: float) -> float:
     """The least noise of one Gaussian release of sensitivity 1 that is (ε, δ)-private."""
     dp, rdp = _accountants()
-    return float(dp.calibrate_dp_mechanism(rdp.RdpAccountant, dp.GaussianDpEvent, epsilon, delta))
+    try:
+        return float(dp.calibrate_dp_mechanism(rdp.RdpAccountant, dp.GaussianDpEvent, epsilon, delta))
+    except (ValueError, RuntimeError, dp.mechanism_calibration.NoBracketIntervalFoundError):
+        raise FedCalError(f"no noise is known to give ε = {epsilon:g} with δ = {delta:g}: give a larger ε or δ") from None
 
 
 @cache
