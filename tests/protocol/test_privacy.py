@@ -93,6 +93,21 @@ def test_one_sample_moves_a_rounded_sum_by_the_sensitivity_at_most():
         assert float(np.linalg.norm(rounded(z, y) - rounded(z[keep], y[keep]))) <= most
 
 
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_the_least_number_of_samples_is_no_jump(unit):
+    """A client of 4 samples replies with none of them: the fifth must not bring the other four along."""
+    z = samples(12)[0]
+    privacy, query = Privacy(math.inf, where="local", unit=unit), Scales(K, 0.1)
+    policy, most = Policy(min_count=5), query.bound + privacy.grid(query) * math.sqrt(query.size)
+    before = np.zeros(query.size)
+    for n in range(13):
+        client = Client("fed-bias", z[:n], np.zeros(n, np.int64), privacy=privacy, policy=policy)
+        values = client.reply(request(query)).content[VALUES]
+        assert float(np.linalg.norm(values - before)) <= most and bool(values.any()) == (n >= 5)
+        before = values
+    assert float(values[0]) == pytest.approx(8 if unit == "sample" else 1, abs=0.01)
+
+
 def lower_bound(privacy, draws=1200):
     """A lower bound of ε, right with 99.9 %: how well releases of two neighbouring data sets can be told apart."""
     query = Scales(2, 1.0, norms=False)

@@ -216,7 +216,9 @@ def _noise_multiplier(epsilon: float, delta: float) -> float:
     try:
         return float(dp.calibrate_dp_mechanism(rdp.RdpAccountant, dp.GaussianDpEvent, epsilon, delta))
     except (ValueError, RuntimeError, dp.mechanism_calibration.NoBracketIntervalFoundError):
-        raise FedCalError(f"no noise is known to give ε = {epsilon:g} with δ = {delta:g}: give a larger ε or δ") from None
+        raise FedCalError(
+            f"no noise is known to give ε = {epsilon:g} with δ = {delta:g}: give a larger ε or δ"
+        ) from None
 
 
 @cache

@@ -26,6 +26,7 @@ from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.secure import FEWEST_NODES, Group, Layout, Total, divide
 from fedcal.transport.flower.measured import measured_arrays, measured_of
 from fedcal.transport.flower.records import (
+    PRIVATE_VIEWS,
     STAGES,
     VIEWS,
     Phase,
@@ -91,7 +92,7 @@ class SecureRounds:
         k = server.plan.n_classes
         one = np.eye(1, k)
         like = measured_arrays("", Measured.of("", dict.fromkeys(VIEWS, one), np.zeros(1, np.int64), n_bins))
-        query = Measure(k, 1.0, len(VIEWS), n_bins)
+        query = Measure(k, 1.0, len(PRIVATE_VIEWS), n_bins)
         if server.privacy:
             like = {VALUES: np.zeros(query.size)}
         data = pack_scaler(server.plan, server.scaler, server.privacy)
