@@ -170,6 +170,23 @@ def test_shares_of_the_noise_add_up_to_the_central_noise():
         Privacy(2.0, where="distributed").noise_of_one(query)
 
 
+def test_a_total_of_fewer_shares_than_promised_is_refused():
+    query, privacy = hessian_query(), Privacy(2.0, where="distributed", nodes=5)
+    zero = {VALUES: np.zeros(query.size)}
+    privacy.at_server(query, zero, 5)
+    with pytest.raises(FedCalError, match="a total of 4 nodes has less noise than nodes=5 promises"):
+        privacy.at_server(query, zero, 4)
+
+
+def test_a_large_client_beside_a_small_one_is_no_outlier():
+    """Private replies do not say of how many samples they are: an honest server must not refuse one for its size."""
+    server = Server("fed-ts", K, privacy=Privacy(4.0))
+    sizes = {"large": 5000, "small": 1}
+    replies = {name: Client("fed-ts", *samples(n)).reply(server.request) for name, n in sizes.items()}
+    server.receive(replies)
+    assert server.ledger.took_part == ["large", "small"]
+
+
 def test_noise_has_the_size_that_the_program_is_told():
     query = replace(hessian_query(), budget=1.0)
     for where, clients in (("central", 4), ("local", 4), ("distributed", 4)):

@@ -139,6 +139,26 @@ class Privacy:
                 "'distributed'"
             )
 
+    @property
+    def shares(self) -> int:
+        """How many clients' noise a total must hold."""
+        return (self.nodes or 0) if self.where == "distributed" else 0
+
+    def check_shares(self, clients: int) -> None:
+        """Refuse a total that holds less noise than was promised.
+
+        Args:
+            clients: whose replies are in it.
+
+        Raises:
+            FedCalError: which says how many are needed.
+        """
+        if clients < self.shares:
+            raise FedCalError(
+                f"a total of {clients} nodes has less noise than nodes={self.shares} promises: give nodes=… as many as are "
+                "surely left in every total"
+            )
+
     # --- the mechanism ---------------------------------------------------------------------------------------------------
 
     def grid(self, query: PrivateQuery) -> float:
@@ -198,6 +218,7 @@ class Privacy:
             total: the sum of the clients' replies.
             clients: how many replied.
         """
+        self.check_shares(clients)
         steps = np.rint(total[VALUES] / self.grid(query)).astype(np.int64)
         variance = clients * self.noise_of_one(query)
         if self.where == "central":

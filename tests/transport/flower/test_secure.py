@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
@@ -187,6 +188,17 @@ def test_a_node_that_adds_a_share_of_the_noise_replies_within_totals_only():
     privacy = Privacy(1.0, where="distributed", nodes=1000)
     reply = send(grid_of(3, node_app(privacy=privacy)), Server("fed-ts", K, privacy=privacy), "reply")
     assert reply.has_error() and "secure aggregation only" in reply.error.reason
+
+
+def test_distributed_noise_is_enough_in_every_total(monkeypatch):
+    """Each total holds one group's shares of the noise, or those that are left of it: neither server nor node takes less."""
+    privacy = Privacy(8.0, where="distributed", nodes=6)
+    monkeypatch.setattr("fedcal.transport.flower.secure.divide", partial(divide, most=3))
+    with pytest.raises(FedCalError, match="a total of 3 nodes has less noise than nodes=6"):
+        fit(grid_of(6, node_app(privacy=privacy)), "fed-ts", secure=True, privacy=privacy)
+    server = replace(privacy, nodes=3)  # one that takes less: its nodes refuse
+    with pytest.raises(FedCalError, match="nodes are left"):
+        fit(grid_of(6, node_app(privacy=privacy)), "fed-ts", secure=True, privacy=server)
 
 
 def test_microscopic_logits_are_refused_by_their_node():

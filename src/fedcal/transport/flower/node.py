@@ -108,7 +108,10 @@ class Node:
             return self._evaluate()
         if STAGES in self.about:
             sums = self._measured_sums if self.phase == "measure" else self._reply_sums
-            stages, masked, openly = reply_to_stages(self.context, str(self.about[STAGES]), sums)
+            shares = (
+                self.policy.privacy.shares if self.policy.privacy else 0
+            )  # without so many, noise would be too small
+            stages, masked, openly = reply_to_stages(self.context, str(self.about[STAGES]), sums, shares)
             return record_of(masked, client=self.name, stages=stages, openly=openly)
         if self.phase == "measure":
             from fedcal.transport.flower.measured import pack_measured

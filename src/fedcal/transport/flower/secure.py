@@ -63,6 +63,8 @@ class SecureRounds:
     ) -> list[int]:
         """Run calibration rounds until the server has its scaler; see `Rounds.calibrate`."""
         groups = divide([str(node) for node in nodes])
+        if server.privacy:  # before anything is asked: the server sees the total of every group
+            server.privacy.check_shares(min(map(len, groups)))
         names = [f"group {i}" for i in range(1, len(groups) + 1)] if len(groups) > 1 else [ALL_NODES]
         self.groups = {name: Group(group) for name, group in zip(names, groups, strict=True)}
         server.known.clear()  # what groups of an earlier start have declared
@@ -71,6 +73,7 @@ class SecureRounds:
             self.nodes.begin("calibration", request.round)
             asked, like = self._members(), server.example
             totals, cost = self._totals(grid, "reply", pack_request(server.plan, request), like, model, timeout)
+            _check_shares(server, totals)
             replies = {name: self._reply(total, like, request.digest) for name, total in totals.items()}
             if not any(reply.n for reply in replies.values()):
                 raise FedCalError(f"calibration round {request.round}: no node has samples")
@@ -97,6 +100,7 @@ class SecureRounds:
             like = {VALUES: np.zeros(query.size)}
         data = pack_scaler(server.plan, server.scaler, server.privacy)
         totals, cost = self._totals(grid, "measure", data, like, model, timeout, n_bins)
+        _check_shares(server, totals)
         took_part = [int(node) for total in totals.values() for node in total.nodes]
         self.nodes.end(took_part, cost)
         if server.privacy:
@@ -171,6 +175,12 @@ class SecureRounds:
 
     def _name(self, node: str) -> str:
         return self.nodes.names.get(int(node), f"node {node}")
+
+
+def _check_shares(server: Server, totals: dict[str, Total]) -> None:
+    """Refuse totals in which too few nodes' noise is."""
+    for total in totals.values() if server.privacy else ():
+        server.privacy.check_shares(len(total.nodes))
 
 
 def _spent(told: dict[str, Any]) -> float:
