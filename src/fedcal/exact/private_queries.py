@@ -27,6 +27,7 @@ from fedcal.exact.queries import SumQuery
 VALUES = "values"  # the name of the only array of a reply
 NORMS = 2.0 ** np.arange(-10, 20.5, 0.5)  # edges of a histogram of the logits' norms
 ODDS = np.linspace(-3, 12, 31)  # edges of a histogram of the top label's log-odds
+BEYOND = np.array([3.0, 9.0, 27.0, 81.0])  # nats that a sample loses
 FEATURE = 1.5  # norm of shortened logits as features, beside a constant 1
 CURVATURE = 0.5  # ‖diag p − p pᵀ‖ is at most this, for every p (reached at two classes of one half)
 LARGEST = 1e6  # parameters are cut off here: nothing overflows
@@ -206,7 +207,10 @@ class MatrixSums(PrivateQuery):
 
 @dataclass(frozen=True)
 class Gains(PrivateQuery):
-    """By how much each map lowers the loss of the one before it, the identity at first; each sample's gain is cut off."""
+    """By how much each map lowers the loss of the one before it, the identity at first; each sample's gain is cut off.
+
+    Then for each map how many samples lose far more than that by it, compared with the identity: by the bins of BEYOND.
+    """
 
     maps: tuple[dict[str, Array], ...]  # each with one linear map under its family's name
     most: ClassVar[float] = 3.0  # nats
@@ -218,11 +222,11 @@ class Gains(PrivateQuery):
 
     @property
     def bound(self) -> float:
-        return self.most * math.sqrt(len(self.maps))
+        return math.hypot(self.most, 1) * math.sqrt(len(self.maps))
 
     @property
     def size(self) -> int:
-        return len(self.maps)
+        return len(self.maps) * (1 + len(BEYOND))
 
     def summed(self, z: Array, y: Array, weight: Array) -> Array:
         losses = [_losses(z, y)]
@@ -230,7 +234,14 @@ class Gains(PrivateQuery):
             ((family, t),) = one.items()
             losses.append(_losses(apply_linear(family, bounded(t), z), y))
         gains = np.stack([before - after for before, after in pairwise(losses)])
-        return np.clip(np.nan_to_num(gains), -self.most, self.most) @ weight
+        gained = np.clip(np.nan_to_num(gains), -self.most, self.most) @ weight
+        bins = [np.searchsorted(BEYOND, np.nan_to_num(after - losses[0])) for after in losses[1:]]
+        return np.append(gained, [np.bincount(one, weight, 1 + len(BEYOND))[1:] for one in bins])
+
+    def read(self, values: Array) -> tuple[Array, Array]:
+        """The gains, and how many samples lose more than each of BEYOND by each map, from a reply's total."""
+        gains, lost = np.split(values, [len(self.maps)])
+        return gains, lost.reshape(len(self.maps), -1)[:, ::-1].cumsum(1)[:, ::-1]
 
 
 @dataclass(frozen=True)
