@@ -152,7 +152,7 @@ def finish(
 def _spent(state: Path) -> float:
     """The share of the site's privacy budget that was spent when this state was written."""
     spent = read_tensors(state)[1].get("spent")
-    if type(spent) not in (int, float):
+    if not isinstance(spent, int | float):
         raise FedCalError(f"{state} does not say what privacy has cost: put the right file back")
     return float(spent)
 

@@ -179,8 +179,8 @@ class SecureRounds:
 
 def _check_shares(server: Server, totals: dict[str, Total]) -> None:
     """Refuse totals in which too few nodes' noise is."""
-    for total in totals.values() if server.privacy else ():
-        server.privacy.check_shares(len(total.nodes))
+    if privacy := server.privacy:
+        privacy.check_shares(min(len(total.nodes) for total in totals.values()))
 
 
 def _spent(told: dict[str, Any]) -> float:
