@@ -26,7 +26,7 @@ from fedcal.exact.private_queries import (
     triangle,
 )
 
-SIZES = st.sampled_from([1e-200, 1e-3, 1.0, 30.0, 1e6, 1e200])
+SIZES = st.sampled_from([1e-200, 1e-170, 1e-3, 1.0, 30.0, 1e6, 1e200])
 METHODS = [
     "fedcal-plus",
     "fedcal-plus:accuracy=keep",
@@ -46,7 +46,7 @@ def queries(k, of, rng):
     def t(*shape):
         return of * rng.normal(size=shape)
 
-    clip = rng.random() * 10 + 1e-6
+    clip = rng.choice([rng.random() * 10, 0.0, -1.0, 1e-200, 5e-324, 1e300])
     yield Scales(k, 0.1)
     yield Scales(k, 0.1, norms=False)
     for size, full in ((1, True), (1 + k, True), (1 + k, False)):
@@ -170,6 +170,41 @@ def test_a_private_fit_keeps_most_of_the_gain(where):
     best = before - loss(fedcal.calibrate(train, "fed-bias"))
     private = before - loss(fedcal.calibrate(train, privacy=Privacy(4.0, 1e-5, where=where)))
     assert best > 0.5 and private > (0.75 if where == "local" else 0.93) * best
+
+
+def losses(logits, labels, scaler=None):
+    p = (scaler.predict_proba(logits) if scaler else logits.softmax(1)).clamp_min(1e-300)
+    return float(torch.nn.functional.nll_loss(p.log(), labels))
+
+
+@pytest.mark.parametrize(("n", "k", "epsilon"), [(300, 5, 100.0), (300, 50, 100.0), (2000, 50, 16.0), (30, 2, 100.0)])
+def test_parameters_that_are_of_no_use_are_not_taken(n, k, epsilon):
+    """The model is calibrated as it is: whatever a map gains on the samples that fitted it, it loses on others."""
+    for seed in range(4):
+        (train,), (test,) = (samples(m, k, s, clients=1, scale=1.0) for m, s in ((n, seed), (4000, 99)))
+        shift = torch.linspace(-2, 2, k, dtype=torch.float64)
+        train, test = ((logits - shift, labels) for logits, labels in (train, test))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FedCalWarning)
+            scaler = fedcal.calibrate([train], privacy=Privacy(epsilon))
+        assert losses(*test, scaler) <= losses(*test) + 0.005
+
+
+def test_what_few_samples_lose_by_far_counts():
+    """All but a few gain by sharper probabilities; those few have large logits and are wrong, and would lose most."""
+
+    def with_outliers(seed):
+        (logits, labels) = samples(3000, 5, seed, clients=1, scale=0.4)[0]
+        large = torch.arange(len(labels)) % 30 == 0
+        logits = torch.where(large[:, None], 40 * logits, logits)
+        return logits, torch.where(large, logits.argmin(1), labels)
+
+    test = with_outliers(99)
+    for seed in range(4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FedCalWarning)
+            scaler = fedcal.calibrate([with_outliers(seed)], privacy=Privacy(16.0))
+        assert losses(*test, scaler) <= losses(*test) + 0.005
 
 
 def test_falling_back_is_said():

@@ -20,7 +20,7 @@ from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Histogram, LinearSums, Points, Score, Slope, Start
 from fedcal.methods import get_method
 from fedcal.methods.fit import FitScaler
-from fedcal.protocol import Client, Policy, Request, Server
+from fedcal.protocol import Client, Policy, Privacy, Request, Server
 from fedcal.protocol.bounds import check_bounds, logit_size
 from fedcal.protocol.policy import LARGEST, Talk
 
@@ -52,7 +52,7 @@ def test_a_policy_comes_from_json_or_toml(tmp_path: Path) -> None:
         'methods = ["fed-ts", "fedcal-plus:accuracy=keep"]\nmin_count = 10\nmax_rounds = 30\n[privacy]\nepsilon = 2.0\n'
     )
     one, other = (Policy.load(tmp_path / f"policy.{kind}") for kind in ("json", "toml"))
-    assert one == other and one.privacy is not None and one.privacy.epsilon == 2.0
+    assert one == other and one.privacy == Privacy(2.0, where="local")  # and not central: a site would add no noise
     assert (one.methods, one.min_count, one.max_bins) == (("fed-ts", "fedcal-plus:accuracy=keep"), 10, 100)
     assert Policy.from_dict({}) == Policy()
 
@@ -73,6 +73,7 @@ def test_a_policy_comes_from_json_or_toml(tmp_path: Path) -> None:
         ('{"privacy": {"delta": 1e-5}}', "privacy has no epsilon"),
         ('{"privacy": {"epsilon": 1, "sigma": 2}}', "unknown entry of privacy 'sigma'"),
         ('{"privacy": 3}', "privacy must be a Privacy, not 3"),
+        ('{"privacy": {"epsilon": 1, "where": "central"}}', "the server adds the noise, and a client none"),
         ("[]", "holds no table"),
         ("{", "cannot be read as JSON or TOML"),
         ("[" * 100_000, "cannot be read as JSON or TOML"),

@@ -1,7 +1,7 @@
 """Differential privacy: attacks on our own releases, the accountant, and what a private client refuses."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -15,10 +15,10 @@ from dp_accounting import rdp
 
 from fedcal import FedCalError, Privacy
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.private_queries import VALUES, Measure, Scales, ScaleSums
+from fedcal.exact.private_queries import PRIVATE_QUERIES, VALUES, Gains, MatrixSums, Measure, Scales, ScaleSums
 from fedcal.exact.queries import Slope, Start
 from fedcal.methods import get_method
-from fedcal.protocol import Client, Request, Server
+from fedcal.protocol import Client, Policy, Request, Server
 from fedcal.protocol.privacy import LEAST
 from fedcal.protocol.wire import pack_request, unpack_request
 
@@ -93,6 +93,21 @@ def test_one_sample_moves_a_rounded_sum_by_the_sensitivity_at_most():
         assert float(np.linalg.norm(rounded(z, y) - rounded(z[keep], y[keep]))) <= most
 
 
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_the_least_number_of_samples_is_no_jump(unit):
+    """A client of 4 samples replies with none of them: the fifth must not bring the other four along."""
+    z = samples(12)[0]
+    privacy, query = Privacy(math.inf, where="local", unit=unit), Scales(K, 0.1)
+    policy, most = Policy(min_count=5), query.bound + privacy.grid(query) * math.sqrt(query.size)
+    before = np.zeros(query.size)
+    for n in range(13):
+        client = Client("fed-bias", z[:n], np.zeros(n, np.int64), privacy=privacy, policy=policy)
+        values = client.reply(request(query)).content[VALUES]
+        assert float(np.linalg.norm(values - before)) <= most and bool(values.any()) == (n >= 5)
+        before = values
+    assert float(values[0]) == pytest.approx(8 if unit == "sample" else 1, abs=0.01)
+
+
 def lower_bound(privacy, draws=1200):
     """A lower bound of ε, right with 99.9 %: how well releases of two neighbouring data sets can be told apart."""
     query = Scales(2, 1.0, norms=False)
@@ -153,6 +168,23 @@ def test_shares_of_the_noise_add_up_to_the_central_noise():
     assert 10 * 10**6 * math.exp(-(math.pi**2) * LEAST) < 1e-60
     with pytest.raises(FedCalError, match="nodes"):
         Privacy(2.0, where="distributed").noise_of_one(query)
+
+
+def test_a_total_of_fewer_shares_than_promised_is_refused():
+    query, privacy = hessian_query(), Privacy(2.0, where="distributed", nodes=5)
+    zero = {VALUES: np.zeros(query.size)}
+    privacy.at_server(query, zero, 5)
+    with pytest.raises(FedCalError, match="a total of 4 nodes has less noise than nodes=5 promises"):
+        privacy.at_server(query, zero, 4)
+
+
+def test_a_large_client_beside_a_small_one_is_no_outlier():
+    """Private replies do not say of how many samples they are: an honest server must not refuse one for its size."""
+    server = Server("fed-ts", K, privacy=Privacy(4.0))
+    sizes = {"large": 5000, "small": 1}
+    replies = {name: Client("fed-ts", *samples(n)).reply(server.request) for name, n in sizes.items()}
+    server.receive(replies)
+    assert server.ledger.took_part == ["large", "small"]
 
 
 def test_noise_has_the_size_that_the_program_is_told():
@@ -220,6 +252,16 @@ def test_a_client_keeps_to_its_own_privacy_and_not_to_the_servers():
     assert float(values.sum()) < 200  # as one client, and noised: not 5000 samples
 
 
+def test_a_client_does_not_take_central_privacy_for_its_own():
+    """The server would add the noise: the client's sums would leave it as they are."""
+    for make in (
+        lambda: Client("fed-bias", *samples(), privacy=Privacy(1.0)),
+        lambda: Policy(privacy=Privacy(1.0)),
+    ):
+        with pytest.raises(FedCalError, match="a client none"):
+            make()
+
+
 def test_how_many_samples_a_client_has_is_not_told():
     """Neighbours differ in their number of samples, so that a reply does not declare it: not even that there are none."""
     privacy = Privacy(1.0, where="local")
@@ -240,6 +282,7 @@ def test_privacy_travels_with_the_request():
         (lambda: Privacy(0.0), "epsilon must be above 0"),
         (lambda: Privacy(1.0, delta=1.0), "delta must be below 1"),
         (lambda: Privacy(1.0, clip=-1.0), "clip must be above 0"),
+        (lambda: Privacy(0.01, delta=1e-12).mu, "give a larger ε or δ"),
         (lambda: Privacy(1.0, measure=1.0), "measure must be below 1"),
         (lambda: Privacy(1.0, unit="hospital"), "sample or client"),
         (lambda: Privacy(1.0, where="cloud"), "central or local or distributed"),
@@ -254,11 +297,46 @@ def test_bad_settings(make, words):
 
 def test_requests_that_do_not_fit_the_samples_are_refused_and_cost_nothing():
     client = Client("fed-bias", *samples(), privacy=Privacy(1.0, where="local"))
-    for query in (
-        Scales(10**6, 0.1),
-        Measure(K, 1.0, 3, 15),
-        replace(hessian_query(), t=np.zeros(2)),
-    ):
+    for query in (Scales(10**6, 0.1), replace(hessian_query(), t=np.zeros(2))):
         with pytest.raises(FedCalError, match="does not fit this client's samples"):
             client.reply(request(query))
     assert client.spent == 0
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        Measure(1, 1.0, K, 5),  # as many logits as K classes have, and labels of one class only
+        Measure(K, 1.0, 1, 0),
+        replace(hessian_query(), t=np.zeros(2)),
+        replace(hessian_query(), t=np.zeros((K + 1, K))),  # would fit clients of K samples
+        MatrixSums(K, 0.1, 2.0, np.zeros((2, 2))),
+        Gains(K, 0.1, ({"bias": np.zeros(K)},)),
+        Gains(K, 0.1, ({"sun": np.zeros(K)},)),
+        Gains(K, 0.1, ({"bias": np.zeros((K + 1, 1))},)),
+        Gains(K, 0.1, ({},)),
+        Gains(K, 0.1, ()),
+    ],
+)
+def test_whether_a_client_refuses_tells_nothing_of_its_samples(query):
+    """Refusals are free and exact: a server could ask by them whether there is a sample at all, how many, or of a class."""
+    said = set()
+    for n, label in ((0, 0), (1, 0), (K, 0), (9, 0), (9, K - 1)):
+        client = Client("fed-bias", samples(n)[0], np.full(n, label), privacy=Privacy(1.0, where="local"))
+        with pytest.raises(FedCalError) as refused:
+            client.reply(request(query))
+        said.add(str(refused.value))
+    assert len(said) == 1
+
+
+def test_a_server_cannot_choose_how_summands_are_weighed():
+    """Weights near the end of float64 would overflow for some samples and not for others."""
+    names = {entry.name for kind in PRIVATE_QUERIES for entry in fields(kind)}
+    assert names <= {"k", "budget", "per_client", "norms", "clip", "t", "full", "w", "family", "maps", "scale"}
+
+
+def test_more_noise_than_numbers_can_hold_is_refused():
+    client = Client("fed-bias", *samples(), privacy=Privacy(1.0, where="local"))
+    for budget in (1e-40, 1e-300):
+        with pytest.raises(FedCalError, match="more noise than numbers can hold"):
+            client.reply(request(hessian_query(budget)))

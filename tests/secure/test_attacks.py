@@ -148,6 +148,18 @@ def test_a_node_refuses_to_unmask_too_few_or_strangers():
             session.members["00"].unmask(left)
 
 
+def test_a_node_may_ask_for_more_than_the_threshold():
+    """Its share of noise is enough together with so many others': with fewer it neither masks nor unmasks."""
+    session = Session(6)
+    with pytest.raises(FedCalError, match="6 of 6 nodes are left, where 7 are needed"):
+        session.members["00"].mask(session.sealed_for("00"), session.vector, fewest=7)
+    session = Session(6)
+    left = sorted(session.mask())[:5]
+    session.members["00"].unmask(left)
+    with pytest.raises(FedCalError, match="5 of 6 nodes are left, where 6 are needed"):
+        session.members["01"].unmask(left, fewest=6)
+
+
 def test_a_node_refuses_to_mask_with_too_few():
     session = Session(6)
     sealed = dict(list(session.sealed_for("00").items())[:3])

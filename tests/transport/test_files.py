@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedcal
-from fedcal import METHODS, Scaler
+from fedcal import METHODS, FedCalError, Scaler
 from fedcal.base.arrays import softmax
 from fedcal.base.store import read_tensors, write_tensors
 from fedcal.cli.main import main
+from fedcal.exact.private_queries import Scales
 from fedcal.methods import get_method
-from fedcal.protocol import Client, LostState, Server
-from fedcal.protocol.wire import pack, unpack
+from fedcal.protocol import Client, LostState, Policy, Privacy, Request, Server
+from fedcal.protocol.wire import pack, pack_request, unpack
 from fedcal.transport import files
 from fedcal.transport.journal import Journal
 
@@ -469,6 +471,32 @@ def test_a_lost_state_is_its_own_exception(place: Path) -> None:
         files.reply(request, pair, "siteB", Path("gone"))
     with pytest.raises(LostState, match=r"siteB.state: what this client kept"):  # it is of another federation
         files.reply(request, pair, "siteB", Path("siteB.state"), join=True)
+
+
+def private_request(path: Path, where: str = "local") -> Policy:
+    """Write a request for most of a site's privacy budget; return the policy that states it."""
+    pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'fedcal[privacy]'")
+    plan = Server("fed-bias", 3).plan
+    path.write_bytes(pack_request(plan, Request(plan.federation, 1, Scales(3, 0.8)), ["siteB"]))
+    return Policy(privacy=Privacy(2.0, where=where, nodes=3))
+
+
+def test_federations_that_a_site_joins_share_its_privacy_budget(tmp_path: Path) -> None:
+    pair = make_samples(1)
+    for name in ("one", "two"):
+        policy = private_request(tmp_path / name)
+        ask = partial(files.reply, tmp_path / name, pair, "siteB", tmp_path / "state", policy=policy, join=True)
+        if name == "one":
+            assert ask().read_bytes() == ask().read_bytes()
+        else:
+            with pytest.raises(FedCalError, match="is used up"):
+                ask()
+
+
+def test_a_share_of_the_noise_does_not_travel_by_files(tmp_path: Path) -> None:
+    policy = private_request(tmp_path / "one", "distributed")
+    with pytest.raises(FedCalError, match="within a total only"):
+        files.reply(tmp_path / "one", make_samples(1), "siteB", tmp_path / "state", policy=policy)
 
 
 def test_an_exact_method_needs_no_state(place: Path) -> None:

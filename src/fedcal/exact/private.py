@@ -5,8 +5,8 @@
    little of the budget; it starts from a small scale, where the loss is near its quadratic.
 3. One step of the matrix (or vector) family from there, or two if noise is small: the first takes most of what the family
    gains. Its Hessian has too many numbers to be released: two small factors of it take its place.
-4. How much each of the two maps gains over the one before, which decides which is taken: if neither gains more than the
-   noise can feign, the identity.
+4. How much each of the two maps gains over the one before, which decides which is taken: if neither gains more than noise,
+   and parameters fitted on the same samples, can feign, the identity.
 
 Everything here sees noised totals only, so that it costs no privacy. Each total comes with the standard deviation of its
 noise. Curvature below what noise can feign is raised to that, which shortens steps where nothing is known.
@@ -27,6 +27,7 @@ from fedcal.base.arrays import Array, Params, sigmoid, softplus
 from fedcal.errors import FedCalWarning
 from fedcal.exact import maps
 from fedcal.exact.private_queries import (
+    BEYOND,
     FEATURE,
     NORMS,
     ODDS,
@@ -52,6 +53,7 @@ RIDGE = 0.1  # on biases
 FULL_UP_TO = 30  # classes up to which a Hessian by the bias is released whole; beyond, its diagonal
 ROOM, PLENTY = 2.5, 15.0  # samples per unit of noise and parameter: for a matrix, and for a second step of it
 DAMPING = 2.0  # the factors' product can be too small by about this
+SURE = 3.0  # standard deviations of noise that a number of samples must exceed, to be believed
 MARGIN = 2.0  # standard deviations of noise that a gain must exceed
 FLOOR = 1.5  # how far curvature is raised, in units of what noise can feign
 
@@ -103,12 +105,16 @@ def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bo
         w = np.concatenate([w[:, :k] * (FEATURE / norm), w[:, k:]], 1)
         vector = np.concatenate([w.diagonal(), w[:, k]])
         steps.append(("matrix", w.ravel()) if family == "matrix" else ("vector", vector))
-    total = yield Gains(k, GAINS, tuple({name: t} for name, t in steps))
-    gains, error = np.cumsum(total[VALUES]), float(total["noise"])
-    chosen = int(gains.argmax())
-    if float(gains[chosen]) <= MARGIN * error * math.sqrt(1 + chosen):
+    query = Gains(k, GAINS, tuple({name: t} for name, t in steps))
+    total = yield query
+    gains, lost = query.read(total[VALUES])
+    error = float(total["noise"])
+    gains = np.cumsum(gains) - _lost_beyond(lost, error)
+    feigned = [_feigned(name, k, error * math.sqrt(1 + i)) for i, (name, _) in enumerate(steps)]
+    eligible = [i for i, gain in enumerate(gains) if gain > feigned[i]]
+    if not eligible:
         return _identity(k, family, labels, noise)
-    name, t = steps[chosen]
+    name, t = steps[max(eligible, key=lambda i: float(gains[i]))]
     return PrivateFit(family, _widened(name, t, family, k), labels, noise, float(steps[0][1][0]), False)
 
 
@@ -226,6 +232,25 @@ def _raised(matrix: Array, noise: float) -> Array:
     """The matrix with every eigenvalue raised to what noise can feign."""
     values, vectors = np.linalg.eigh(matrix)
     return vectors * np.maximum(values, max(FLOOR * noise * math.sqrt(len(matrix)), 1e-9)) @ vectors.T
+
+
+def _feigned(family: Family, k: int, error: float) -> float:
+    """The gain that a map may show and not have.
+
+    It is judged by the samples that it was fitted on: d parameters that are of no use seem to gain d / 2 there and lose as
+    much elsewhere, so that a gain of d is none (Akaike). That difference has a variance of 2 d; the noise comes on top.
+    """
+    free = {"temperature": 1, "bias": k, "vector": 2 * k - 1, "matrix": k * k - 1}[family]
+    return free + MARGIN * math.hypot(error, math.sqrt(2 * free))
+
+
+def _lost_beyond(lost: Array, error: float) -> Array:
+    """What each map costs samples that lose more than gains are cut off at, where they are more than noise can feign.
+
+    Few and wrong samples with huge logits can make a map worse than the identity that all others gain by.
+    """
+    widths = np.diff(BEYOND, append=3 * BEYOND[-1])
+    return np.where(lost > SURE * error * np.sqrt(np.arange(len(BEYOND), 0, -1)), lost, 0.0) @ widths
 
 
 def _in_logits(t: Array, norm: float) -> Array:

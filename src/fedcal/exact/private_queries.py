@@ -3,6 +3,7 @@
 A reply is one flat vector, the sum over samples of summands of norm `bound` at most. The bounds are built in: logits are
 shortened to a norm of `clip` before anything is made of them, probabilities are bounded by themselves, and losses are cut
 off. So a server that asks for anything at all learns no more of a sample than the noise for `bound` lets through.
+Whether a query is replied to depends on its own shapes and never on the samples (`fits`): a refusal would tell of them.
 A symmetric matrix travels once, as its upper triangle; off-diagonal entries are multiplied by √2, which makes the
 vector's norm the matrix's.
 """
@@ -19,16 +20,18 @@ import numpy as np
 
 from fedcal.base.arrays import Array, Params, logsumexp, softmax
 from fedcal.base.logits import BLOCK
-from fedcal.exact.linear import apply_linear
+from fedcal.exact.linear import apply_linear, n_parameters
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
 
 VALUES = "values"  # the name of the only array of a reply
 NORMS = 2.0 ** np.arange(-10, 20.5, 0.5)  # edges of a histogram of the logits' norms
 ODDS = np.linspace(-3, 12, 31)  # edges of a histogram of the top label's log-odds
+BEYOND = np.array([3.0, 9.0, 27.0, 81.0])  # nats that a sample loses
 FEATURE = 1.5  # norm of shortened logits as features, beside a constant 1
 CURVATURE = 0.5  # ‖diag p − p pᵀ‖ is at most this, for every p (reached at two classes of one half)
 LARGEST = 1e6  # parameters are cut off here: nothing overflows
+SHORTEST = 1e-100  # of `clip`: the norms of smaller logits are lost in underflow
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ class PrivateQuery(SumQuery):
     def size(self) -> int:
         """How many numbers the reply has."""
 
+    @property
+    def fits(self) -> bool:
+        """Whether its parameters are as many as its classes ask for."""
+        return self.k >= 2
+
     @abstractmethod
     def summed(self, z: Array, y: Array, weight: Array) -> Array:
         """The weighted sum of the summands of samples with row-centred logits z (N, K)."""
@@ -61,8 +69,8 @@ class PrivateQuery(SumQuery):
         return self.k
 
     def reply(self, samples: Prepared) -> Params:
-        if samples.logits.shape[1] != self.width:
-            raise ValueError(f"asked about {self.width} logits per sample, not {samples.logits.shape[1]}")
+        if not self.fits or samples.logits.shape[1] != self.width:
+            raise ValueError(f"its parameters are not those of {samples.logits.shape[1]} logits per sample")
         total, counts = np.zeros(self.size), np.array(samples.counts, float)
         rows = max(1, BLOCK // self.k)
         for first in range(0, len(samples.labels), rows):
@@ -106,7 +114,11 @@ class ScaleSums(PrivateQuery):
     clip: float
     t: Array
     full: bool = True
-    weight: float = 2.0  # of the Hessian beside the gradient: more of it, less noise
+    weight: ClassVar[float] = 2.0  # of the Hessian beside the gradient: more of it, less noise
+
+    @property
+    def fits(self) -> bool:
+        return super().fits and self.t.shape in ((1,), (1 + self.k,))
 
     @property
     def bound(self) -> float:
@@ -153,8 +165,12 @@ class MatrixSums(PrivateQuery):
     clip: float
     w: Array  # (K, K + 1)
     family: Literal["vector", "matrix"] = "matrix"
-    of_classes: float = 1.0  # weights of the factors beside the gradient
-    of_inputs: float = 0.5
+    of_classes: ClassVar[float] = 1.0  # weights of the factors beside the gradient
+    of_inputs: ClassVar[float] = 0.5
+
+    @property
+    def fits(self) -> bool:
+        return super().fits and self.w.shape == (self.k, self.k + 1)
 
     @property
     def bound(self) -> float:
@@ -191,18 +207,26 @@ class MatrixSums(PrivateQuery):
 
 @dataclass(frozen=True)
 class Gains(PrivateQuery):
-    """By how much each map lowers the loss of the one before it, the identity at first; each sample's gain is cut off."""
+    """By how much each map lowers the loss of the one before it, the identity at first; each sample's gain is cut off.
+
+    Then for each map how many samples lose far more than that by it, compared with the identity: by the bins of BEYOND.
+    """
 
     maps: tuple[dict[str, Array], ...]  # each with one linear map under its family's name
-    most: float = 3.0
+    most: ClassVar[float] = 3.0  # nats
+
+    @property
+    def fits(self) -> bool:
+        sizes = [(n_parameters(family, self.k), t.shape) for one in self.maps for family, t in one.items()]
+        return super().fits and 0 < len(self.maps) == len(sizes) and all((n,) == shape for n, shape in sizes)
 
     @property
     def bound(self) -> float:
-        return self.most * math.sqrt(len(self.maps))
+        return math.hypot(self.most, 1) * math.sqrt(len(self.maps))
 
     @property
     def size(self) -> int:
-        return len(self.maps)
+        return len(self.maps) * (1 + len(BEYOND))
 
     def summed(self, z: Array, y: Array, weight: Array) -> Array:
         losses = [_losses(z, y)]
@@ -210,7 +234,14 @@ class Gains(PrivateQuery):
             ((family, t),) = one.items()
             losses.append(_losses(apply_linear(family, bounded(t), z), y))
         gains = np.stack([before - after for before, after in pairwise(losses)])
-        return np.clip(np.nan_to_num(gains), -self.most, self.most) @ weight
+        gained = np.clip(np.nan_to_num(gains), -self.most, self.most) @ weight
+        bins = [np.searchsorted(BEYOND, np.nan_to_num(after - losses[0])) for after in losses[1:]]
+        return np.append(gained, [np.bincount(one, weight, 1 + len(BEYOND))[1:] for one in bins])
+
+    def read(self, values: Array) -> tuple[Array, Array]:
+        """The gains, and how many samples lose more than each of BEYOND by each map, from a reply's total."""
+        gains, lost = np.split(values, [len(self.maps)])
+        return gains, lost.reshape(len(self.maps), -1)[:, ::-1].cumsum(1)[:, ::-1]
 
 
 @dataclass(frozen=True)
@@ -252,6 +283,10 @@ class Measure(PrivateQuery):
     bins: int
 
     @property
+    def fits(self) -> bool:
+        return super().fits and self.views > 0 and self.bins > 0
+
+    @property
     def width(self) -> int:
         return self.views * self.k
 
@@ -284,7 +319,9 @@ class Measure(PrivateQuery):
         return [(row[:3] * units, row[3:].reshape(3, self.bins)) for row in rows]
 
 
-PRIVATE_QUERIES: tuple[type[PrivateQuery], ...] = (Scales, ScaleSums, MatrixSums, Gains, Confidences, Measure)
+# What a server may ask. `Measure` is not among them: a client that measures makes it itself, of its own number of classes.
+# One of fewer classes and more views has as many logits, and would fail at the first label beyond.
+PRIVATE_QUERIES: tuple[type[PrivateQuery], ...] = (Scales, ScaleSums, MatrixSums, Gains, Confidences)
 
 
 # --- pieces --------------------------------------------------------------------------------------------------------------
@@ -292,7 +329,7 @@ PRIVATE_QUERIES: tuple[type[PrivateQuery], ...] = (Scales, ScaleSums, MatrixSums
 
 def features(z: Array, clip: float) -> Array:
     """Logits shortened to norm `clip`, in units of clip / FEATURE."""
-    norm = np.linalg.norm(z, axis=1, keepdims=True)
+    norm, clip = np.linalg.norm(z, axis=1, keepdims=True), max(clip, SHORTEST)
     return np.nan_to_num(np.where(norm <= clip, z / clip, z / np.maximum(norm, 1e-300))) * FEATURE
 
 

@@ -97,6 +97,7 @@ class Client:
         self._size: float | None = None  # of its logits, once that is needed
         if self.privacy:
             self.privacy.check(self.method)
+            self.privacy.check_own()
         if policy:
             self.samples.fewest = max(self.samples.fewest, policy.min_count)
             self.samples.min_count = policy.min_count
@@ -161,8 +162,8 @@ class Client:
         if self.privacy and self.spent + cost > 1 + ROUNDING:
             raise FedCalError(f"the privacy budget of ε = {privacy.epsilon:g} is used up: this client replies no more")
         sums = self._update(replace(request, query=query), {}).content
-        if self.policy and n < self.policy.min_count:  # as a client without samples does: that it has few stays hidden
-            sums = {name: np.zeros_like(value) for name, value in sums.items()}
+        if self.policy:
+            sums = {VALUES: sums[VALUES] * _told_of(n, self.policy.min_count, privacy.unit)}
         content = privacy.at_client(query, sums, clients)
         self.spent += cost if self.privacy else 0.0
         told = self.privacy.report(self.spent) if self.privacy else {}
@@ -276,3 +277,15 @@ class Client:
         if request.round < self.round:
             raise FedCalError(f"round {request.round} is past: this client has replied to round {self.round} already")
         return self._before if request.round == self.round else self.memory
+
+
+def _told_of(n: int, min_count: int, unit: str) -> float:
+    """Which part of its private sums a client of n samples replies with: none of fewer than `min_count`.
+
+    What is cut off must not tell that it is. Per sample, n of them count as n − (min_count − 1) of the same mean: one sample
+    more then moves the sum by one summand at most, where a sum that is 0 below `min_count` would jump by that many. Per
+    client, all samples together are one summand.
+    """
+    if n < min_count:
+        return 0.0
+    return (n - (min_count - 1)) / n if unit == "sample" else 1.0

@@ -84,7 +84,7 @@ class Policy:
             the method can ask for.
         max_restarts: how often a fit may begin again, because other clients fell away.
         max_bins: confidence bins at most of the sums that measure a scaler.
-        privacy: local differential privacy, in addition to all this.
+        privacy: differential privacy, local or distributed, in addition to all this.
     """
 
     methods: tuple[str, ...] = ()
@@ -107,6 +107,8 @@ class Policy:
                 check_whole(getattr(self, name), name, low=low)
         if self.privacy is not None and not isinstance(self.privacy, Privacy):
             raise FedCalError(f"privacy must be a Privacy, not {self.privacy!r}")
+        if self.privacy:
+            self.privacy.check_own()
 
     # --- from files ------------------------------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ class Policy:
         """Make a policy of JSON or TOML values.
 
         Args:
-            values: by name; `privacy` is a table of `Privacy`'s arguments.
+            values: by name; `privacy` is a table of `Privacy`'s arguments, local if it does not say where.
 
         Returns:
             The policy.
@@ -136,7 +138,7 @@ class Policy:
                     raise unknown("entry of privacy", name, sorted(names))
             if "epsilon" not in table:
                 raise FedCalError("privacy has no epsilon: give one")
-            found["privacy"] = Privacy(**table)
+            found["privacy"] = Privacy(**{"where": "local", **table})
         return cls(**found)
 
     @classmethod

@@ -37,6 +37,7 @@ from fedcal.protocol.noise import discrete_gaussian
 
 STEPS = 14  # bits: the grid's spacing is 2⁻¹⁴ of a summand's bound, rounded to a power of two
 FLOATING = 2.0**-20  # what floating-point sums may add to a sensitivity, relatively
+MOST = 2.0**50  # standard deviation of the noise, in steps of the grid: far from the end of 64 bits
 LEAST = 16  # variance of a share of the noise, in steps of the grid: see `noise_of_one`
 
 
@@ -126,6 +127,38 @@ class Privacy:
                 f"{method.name} has no private form: choose fedcal-plus, fed-bias or another that only adds"
             )
 
+    def check_own(self) -> None:
+        """Refuse what would add no noise where a client states it for itself.
+
+        Raises:
+            FedCalError: which says what to give.
+        """
+        if self.where == "central":
+            raise FedCalError(
+                "by central privacy the server adds the noise, and a client none: give the client where='local', or "
+                "'distributed'"
+            )
+
+    @property
+    def shares(self) -> int:
+        """How many clients' noise a total must hold."""
+        return (self.nodes or 0) if self.where == "distributed" else 0
+
+    def check_shares(self, clients: int) -> None:
+        """Refuse a total that holds less noise than was promised.
+
+        Args:
+            clients: whose replies are in it.
+
+        Raises:
+            FedCalError: which says how many are needed.
+        """
+        if clients < self.shares:
+            raise FedCalError(
+                f"a total of {clients} nodes has less noise than nodes={self.shares} promises: give nodes=… as many as are "
+                "surely left in every total"
+            )
+
     # --- the mechanism ---------------------------------------------------------------------------------------------------
 
     def grid(self, query: PrivateQuery) -> float:
@@ -144,7 +177,12 @@ class Privacy:
         if not 0 < share <= 1:
             raise FedCalError(f"the server asks for {share:g} of the privacy budget: do not reply to this server")
         sensitivity = query.bound * (1 + FLOATING) + grid * math.sqrt(query.size)
-        return math.ceil((sensitivity / grid / self.mu) ** 2 / share)
+        steps = sensitivity / grid / self.mu
+        if steps > MOST * math.sqrt(share):
+            raise FedCalError(
+                f"{share:g} of ε = {self.epsilon:g} needs more noise than numbers can hold: give a larger ε"
+            )
+        return math.ceil(steps**2 / share)
 
     def noise_of_one(self, query: PrivateQuery) -> int:
         """The variance of what one client adds.
@@ -180,6 +218,7 @@ class Privacy:
             total: the sum of the clients' replies.
             clients: how many replied.
         """
+        self.check_shares(clients)
         steps = np.rint(total[VALUES] / self.grid(query)).astype(np.int64)
         variance = clients * self.noise_of_one(query)
         if self.where == "central":
@@ -195,7 +234,12 @@ class Privacy:
 def _noise_multiplier(epsilon: float, delta: float) -> float:
     """The least noise of one Gaussian release of sensitivity 1 that is (ε, δ)-private."""
     dp, rdp = _accountants()
-    return float(dp.calibrate_dp_mechanism(rdp.RdpAccountant, dp.GaussianDpEvent, epsilon, delta))
+    try:
+        return float(dp.calibrate_dp_mechanism(rdp.RdpAccountant, dp.GaussianDpEvent, epsilon, delta))
+    except (ValueError, RuntimeError, dp.mechanism_calibration.NoBracketIntervalFoundError):
+        raise FedCalError(
+            f"no noise is known to give ε = {epsilon:g} with δ = {delta:g}: give a larger ε or δ"
+        ) from None
 
 
 @cache

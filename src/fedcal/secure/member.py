@@ -69,12 +69,13 @@ class Member:
                 sealed[name] = self._seal(sealing, name, key_share + seed_share, about)
         return {"sealed": sealed, "commitment": crypto.commitment(bytes.fromhex(self.seed))}
 
-    def mask(self, sealed: Any, vector: Words) -> Words:
+    def mask(self, sealed: Any, vector: Words, fewest: int = 0) -> Words:
         """Return the vector under masks: its own one, and one with every other node, which cancel in the total.
 
         Args:
             sealed: by node, what it sealed for this one: all those that are still there.
             vector: this node's.
+            fewest: nodes that must be left, if more than the threshold.
 
         Raises:
             FedCalError: where too few nodes are left, or what they sealed was changed.
@@ -83,7 +84,7 @@ class Member:
         others = table_of(sealed, SEALED, "sealed shares")
         if self.name in others or not set(others) <= set(self.directory):
             raise FedCalError("the shares are of nodes that are not in the directory: do not reply to this server")
-        self._check_enough(len(others) + 1)
+        self._check_enough(len(others) + 1, fewest)
         about = digest(self.session, self.directory)
         masking = self._key(self.masking_key)
         total = add(vector, crypto.mask(bytes.fromhex(self.seed), *vector.shape))
@@ -93,11 +94,12 @@ class Member:
             total = add(total, pairwise(self.session, masking, public, vector.shape, self.name < name))
         return total
 
-    def unmask(self, left: Any) -> Part:
+    def unmask(self, left: Any, fewest: int = 0) -> Part:
         """Reveal the shares of the seeds of nodes that are left, and of the masking keys of those that fell away.
 
         Args:
             left: the nodes whose masked vectors the server has.
+            fewest: nodes that must be left, if more than the threshold.
 
         Raises:
             FedCalError: where they are too few, or not those of the stages before.
@@ -106,7 +108,7 @@ class Member:
         names = {str(name) for name in left} if isinstance(left, list) else set()
         if not names <= set(self.held) or self.name not in names:
             raise FedCalError("the server unmasks other nodes than those that masked: do not reply to this server")
-        self._check_enough(len(names))
+        self._check_enough(len(names), fewest)
         size = 2 * shamir.SHARE
         return {
             "seeds": {name: text[size:] for name, text in self.held.items() if name in names},
@@ -125,8 +127,8 @@ class Member:
             raise FedCalError(f"{stage!r} is not the next stage of this aggregation: do not reply to this server")
         self.done += 1
 
-    def _check_enough(self, nodes: int) -> None:
-        least = shamir.threshold(len(self.directory))
+    def _check_enough(self, nodes: int, fewest: int) -> None:
+        least = max(shamir.threshold(len(self.directory)), fewest)
         if nodes < least:
             raise FedCalError(f"{nodes} of {len(self.directory)} nodes are left, where {least} are needed")
 

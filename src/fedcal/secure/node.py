@@ -21,10 +21,11 @@ class SecureNode:
 
     Args:
         identity: who it is, and with whom it takes part; None: with whomever the server names.
+        fewest: nodes in a total at least: so many shares of noise, say, must be in it.
     """
 
-    def __init__(self, identity: Identity | None = None) -> None:
-        self.identity = identity
+    def __init__(self, identity: Identity | None = None, fewest: int = 0) -> None:
+        self.identity, self.fewest = identity, fewest
         self.members: dict[str, Member] = {}
 
     def reply(self, parts: Any, encode: Encode) -> tuple[list[Part], bytes]:
@@ -64,10 +65,11 @@ class SecureNode:
         if stage == "shares":
             return member.shares(part.get("directory"), self.identity), b""
         if stage == "mask":
-            return {}, member.mask(part.get("sealed"), encode(_words(part.get("words")))).astype("<u8").tobytes()
+            vector = encode(_words(part.get("words")))
+            return {}, member.mask(part.get("sealed"), vector, self.fewest).astype("<u8").tobytes()
         if stage == "unmask":
             del self.members[session]  # nothing more is asked of it
-            return member.unmask(part.get("left")), b""
+            return member.unmask(part.get("left"), self.fewest), b""
         raise FedCalError(f"secure aggregation has no stage {stage!r}: use one version of fedcal")
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -75,9 +77,9 @@ class SecureNode:
         return [member.to_json() for member in self.members.values()]
 
     @classmethod
-    def from_json(cls, values: list[dict[str, Any]], identity: Identity | None = None) -> SecureNode:
+    def from_json(cls, values: list[dict[str, Any]], identity: Identity | None = None, fewest: int = 0) -> SecureNode:
         """Take up what `to_json` gave."""
-        node = cls(identity)
+        node = cls(identity, fewest)
         node.members = {member["session"]: Member(**member) for member in values}
         return node
 

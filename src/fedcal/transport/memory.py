@@ -229,7 +229,7 @@ class Exchange:
         groups: list[Group] = []
         group, size = [], 0
         for name, (logits, labels) in samples.items():
-            if not len(labels):
+            if not len(labels) and not self.server.privacy:  # under privacy it adds its noise all the same
                 continue
             logit_count = len(logits) * logits.shape[1]
             if group and size + logit_count > GROUP:

@@ -440,6 +440,7 @@ def test_killed_where_the_fit_begins_again(tmp_path):
     assert distance(strategy.scaler.params, without_va(config, arrays).params) == 0
 
 
+@pytest.mark.filterwarnings("ignore:privacy")  # a temperature gains next to nothing there
 def test_a_privacy_budget_outlives_the_server(tmp_path):
     """Killed in the middle of the fit: it goes on, and no round is released twice."""
     config, privacy = config_of("heart", "fed-ts"), Privacy(200.0)

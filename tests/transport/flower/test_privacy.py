@@ -8,13 +8,20 @@ from transport.flower.help import config_of, flower, grid_of
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'fedcal[privacy]'")
 
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+import fedcal
 from fedcal import FedCalError, FedCalWarning
 from fedcal.cli.federate import tell
+from fedcal.exact.prior_shift import without_release
 from fedcal.federate import task
+from fedcal.methods import get_method
+from fedcal.protocol import Server
 from fedcal.protocol.policy import PRIVATE_ROUNDS
-from fedcal.transport.flower import Privacy, calibration_mod
+from fedcal.protocol.wire import unpack_reply
+from fedcal.transport.flower import LocalGrid, Privacy, calibration_mod
+from fedcal.transport.flower.records import data_of, pack_scaler, record_of
 
 K = 10
 
@@ -87,6 +94,27 @@ def test_a_node_keeps_its_own_budget():
     assert all(20 < told["epsilon"] < 30 for told in report["node_privacy"].values())  # the rest was for measuring
     with pytest.raises(FedCalError, match="this site has joined federation"):
         flower(config, grid, privacy=privacy)
+
+
+def test_a_calibration_sample_does_not_show_in_what_test_samples_measure():
+    """A personal scaler is made of calibration samples without noise: under it, one of them would move all test samples."""
+    (z, y), privacy = clients((60,))[0], Privacy(1e12, where="local")  # next to no noise
+    scaler = fedcal.Scaler(get_method("fedcal-plus"), {"temperature": np.ones(1)} | without_release(np.ones(K), 1.0), K)
+    plan = Server("fedcal-plus", K).plan
+    asked = record_of(pack_scaler(plan, scaler, privacy), phase="measure", model="", bins=15)
+
+    def measured(calibrated_on):
+        def logits(arrays, context, split):
+            return (z[:calibrated_on], y[:calibrated_on]) if split == "held-out" else (z, y)
+
+        mod = calibration_mod(logits, privacy)
+        grid = LocalGrid(lambda message, context: mod(message, context, None), [{"name": "a"}])
+        content = RecordDict({"fedcal.request": asked, "fedcal.model": ArrayRecord({})})
+        (reply,) = grid.send_and_receive([Message(content, min(grid.get_node_ids()), "train")], timeout=5)
+        assert not reply.has_error(), reply.error
+        return unpack_reply(data_of(reply.content["fedcal.reply"]))[1].content["values"]
+
+    assert measured(6).any() and np.allclose(measured(6), measured(7), atol=0.01)
 
 
 def test_a_private_node_refuses_a_server_without_privacy():

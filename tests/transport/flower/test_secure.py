@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
@@ -11,16 +12,19 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 import fedcal
-from fedcal import FedCalError
+from fedcal import FedCalError, Privacy
 from fedcal.base.store import read_json
 from fedcal.federate import task
 from fedcal.measure.tally import Tally
+from fedcal.protocol import Server
+from fedcal.protocol.wire import pack_request
 from fedcal.secure import divide
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, personal_scaler
+from fedcal.transport.flower.records import record_of
 from transport.flower.help import config_of, distance, simulated
 from transport.flower.help import grid_of as heart_grid
 
@@ -40,7 +44,11 @@ def samples(node: int, scale: float = 1.0):
 
 def node_app(scale: float = 1.0, **options):
     mod = calibration_mod(lambda arrays, context, split: samples(context.node_config["i"], scale)[split], **options)
-    return lambda message, context: mod(message, context, None)
+
+    def train(message, context):
+        return Message(RecordDict({"arrays": MODEL}), reply_to=message)
+
+    return lambda message, context: mod(message, context, train)
 
 
 def grid_of(nodes: int, app=None, **config):
@@ -158,6 +166,39 @@ def test_a_node_may_refuse_whatever_is_not_aggregated_securely(by):
     with pytest.raises(FedCalError, match="replies under secure aggregation only"):
         fit(grid, "fed-ts")
     assert fit(grid, "fed-ts", secure=True).report()["faults"] == []
+
+
+def send(grid: LocalGrid, server: Server, phase: str, **more) -> Message:
+    """The first node's reply to the server's request, sent by hand."""
+    record = record_of(pack_request(server.plan, server.request), phase=phase, model="", bins=15, **more)
+    content = RecordDict({"fedcal.request": record, "fedcal.model": MODEL, "arrays": MODEL})
+    return next(iter(grid.send_and_receive([Message(content, min(grid.get_node_ids()), "train")], timeout=5)))
+
+
+@pytest.mark.parametrize("stages", [{}, {"stages": "[]"}])
+@pytest.mark.parametrize("phase", ["train", "reply"])
+def test_no_phase_makes_a_secure_node_reply_openly(phase, stages):
+    """A request of the phase that trains is replied to openly: empty stages beside it must not let it through."""
+    reply = send(grid_of(3, node_app(secure=True)), Server("fedcal-plus", K), phase, **stages)
+    openly = b"" if reply.has_error() else reply.content["fedcal.reply"]["data"]
+    assert openly == b"" and (phase == "reply" or "secure aggregation only" in reply.error.reason)
+
+
+def test_a_node_that_adds_a_share_of_the_noise_replies_within_totals_only():
+    privacy = Privacy(1.0, where="distributed", nodes=1000)
+    reply = send(grid_of(3, node_app(privacy=privacy)), Server("fed-ts", K, privacy=privacy), "reply")
+    assert reply.has_error() and "secure aggregation only" in reply.error.reason
+
+
+def test_distributed_noise_is_enough_in_every_total(monkeypatch):
+    """Each total holds one group's shares of the noise, or those that are left of it: neither server nor node takes less."""
+    privacy = Privacy(8.0, where="distributed", nodes=6)
+    monkeypatch.setattr("fedcal.transport.flower.secure.divide", partial(divide, most=3))
+    with pytest.raises(FedCalError, match="a total of 3 nodes has less noise than nodes=6"):
+        fit(grid_of(6, node_app(privacy=privacy)), "fed-ts", secure=True, privacy=privacy)
+    server = replace(privacy, nodes=3)  # one that takes less: its nodes refuse
+    with pytest.raises(FedCalError, match="nodes are left"):
+        fit(grid_of(6, node_app(privacy=privacy)), "fed-ts", secure=True, privacy=server)
 
 
 def test_microscopic_logits_are_refused_by_their_node():

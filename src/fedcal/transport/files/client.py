@@ -60,7 +60,8 @@ def reply(
         out: the reply; SITE-NNNN.safetensors beside the request if not given.
         probs: whether the site's file held probabilities.
         policy: what the site reveals at most; `Policy()` if not given.
-        join: whether a site that takes part in one federation joins another one too: each may ask as much.
+        join: whether a site that takes part in one federation joins another one too: each may ask as much, but under
+            privacy they share one budget.
 
     Returns:
         The path of the reply.
@@ -75,6 +76,10 @@ def reply(
     check_n_classes(site, samples[0].shape[1], plan)
     rules = policy or Policy()
     rules.check_method(plan.method)
+    if rules.privacy and rules.privacy.where == "distributed":
+        raise FedCalError(
+            "a share of the noise hides a site within a total only: by files give where='local' (--policy)"
+        )
     path = out or request.with_name(f"{site}-{asked.round:04d}.safetensors")
     kept_in = state_file(state, plan.federation)
     check_outputs({"--state": kept_in, "--out": path}, [request])
@@ -86,6 +91,8 @@ def reply(
             )
         client = _client(plan.method, samples, site, kept_in, rules)
         client.probs = probs
+        if rules.privacy:  # one budget for all federations that this site has joined
+            client.spent = max([client.spent, *(_spent(path) for path in state.glob("*.safetensors"))])
         try:
             found = client.reply(asked)
         except LostState as error:
@@ -138,6 +145,14 @@ def finish(
     final.probs, final.personal, final.federation = probs, {site: personal}, ""
     final.save(out, private=True)  # a personal part reveals the site's label distribution
     return kept.exists()
+
+
+def _spent(state: Path) -> float:
+    """The share of the site's privacy budget that was spent when this state was written."""
+    spent = read_tensors(state)[1].get("spent")
+    if not isinstance(spent, int | float):
+        raise FedCalError(f"{state} does not say what privacy has cost: put the right file back")
+    return float(spent)
 
 
 def _client(

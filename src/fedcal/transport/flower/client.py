@@ -37,7 +37,8 @@ def calibration_mod(
 
     Args:
         logits: the app's function of (arrays, context, split); for `fed-head`, what `features_of` makes.
-        privacy: what leaves this node keeps to it, whatever the server asks; it counts its budget itself.
+        privacy: what leaves this node keeps to it, whatever the server asks; it counts its budget itself. Distributed: this
+            node is then `secure`, since its share of the noise hides it within a total only.
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
         policy: what this node reveals at most, `Policy()` if not given. The node's config may name a file instead
@@ -64,8 +65,11 @@ def calibration_mod(
         if REQUEST not in records:
             return call_next(message, context)
         node = Node(context, records, samples, policy_of(context, own), bool(kind))
-        only_secure = secure or context.node_config.get("fedcal-secure", False)
-        if only_secure and node.phase not in ("meet", "evaluate") and STAGES not in node.about:
+        shares = node.policy.privacy is not None and node.policy.privacy.where == "distributed"
+        only_secure = secure or shares or context.node_config.get("fedcal-secure", False)
+        # What is said while training goes openly, whatever stages come with it.
+        openly = node.phase == "train" or STAGES not in node.about
+        if only_secure and openly and node.phase not in ("meet", "evaluate"):
             raise FedCalError("this node replies under secure aggregation only: give the strategy secure=True")
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)

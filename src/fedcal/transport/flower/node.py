@@ -29,6 +29,7 @@ from fedcal.transport.flower.records import (
     DATA,
     MEASURED,
     MODEL,
+    PRIVATE_VIEWS,
     REPLY,
     REQUEST,
     STAGES,
@@ -107,7 +108,10 @@ class Node:
             return self._evaluate()
         if STAGES in self.about:
             sums = self._measured_sums if self.phase == "measure" else self._reply_sums
-            stages, masked, openly = reply_to_stages(self.context, str(self.about[STAGES]), sums)
+            shares = (
+                self.policy.privacy.shares if self.policy.privacy else 0
+            )  # without so many, noise would be too small
+            stages, masked, openly = reply_to_stages(self.context, str(self.about[STAGES]), sums, shares)
             return record_of(masked, client=self.name, stages=stages, openly=openly)
         if self.phase == "measure":
             from fedcal.transport.flower.measured import pack_measured
@@ -162,22 +166,21 @@ class Node:
         client = self._measuring(plan, scaler)
         personal = client.personalize(scaler)
         self._keep(client, personal)
-        shown = len(self.kept["test_labels"]) >= self.policy.min_count  # else it says that it has no samples
-        logits, labels = (self.kept[f"test_{name}"][: None if shown else 0] for name in ("logits", "labels"))
-        applied = (
-            plan.method.logits(logits),
-            plan.method.apply(scaler.params, logits),
-            plan.method.apply_personal(scaler.params, personal, logits),
-        )
-        if privacy := self.policy.privacy or asked:
+        logits, labels = self.kept["test_logits"], self.kept["test_labels"]
+        privacy = self.policy.privacy or asked
+        if not privacy and len(labels) < self.policy.min_count:  # it says that it has no samples
+            logits, labels = logits[:0], labels[:0]
+        applied = plan.method.logits(logits), plan.method.apply(scaler.params, logits)
+        if privacy:
             return self._measure_privately(plan, (np.concatenate(applied, 1), labels), privacy, personal)
+        applied += (plan.method.apply_personal(scaler.params, personal, logits),)
         return Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
 
     def _measure_privately(self, plan: Plan, views: Samples, privacy: Privacy, personal: Params) -> Reply:
         """Measure within the privacy budget, once: the request is the same whatever the scaler is."""
-        query = Measure(plan.n_classes, 1.0, len(VIEWS), int(self.about["bins"]))
+        query = Measure(plan.n_classes, 1.0, len(PRIVATE_VIEWS), int(self.about["bins"]))
         client = self._client(plan, views)
-        reply = client.reply(Request(plan.federation, MEASURED, query, privacy))
+        reply = client.reply(Request(plan.federation, MEASURED, query, privacy), check=False)  # it is this node's own
         self._keep(client, personal)
         return reply
 

@@ -30,6 +30,9 @@ DATA = "data"  # the bytes of a record
 STAGES = "stages"  # of secure aggregation, as JSON
 MEASURED = 10**9  # the round of a private measurement: after all others
 VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, its personal scaler
+# Under privacy not the last: it is made of calibration samples without noise, so that each of them moves what all test
+# samples show under it, and no bound on a test sample's part hides that.
+PRIVATE_VIEWS = VIEWS[:2]
 
 # "meet": train, and tell the node's name; "train": train, and reply to a request; on the frozen model: "reply", "measure",
 # "evaluate".

@@ -22,6 +22,7 @@ from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower.measured import unpack_measured
 from fedcal.transport.flower.records import (
     MEASURED,
+    PRIVATE_VIEWS,
     VIEWS,
     Records,
     data_of,
@@ -106,7 +107,7 @@ class Rounds:
 
         Returns:
             By node name, the model as it is ("uncal"), under the global scaler ("local") and under the node's personal
-            one ("own").
+            one ("own", not under privacy).
         """
         self.nodes.begin("evaluation", server.ledger.rounds)
         data, k = pack_scaler(server.plan, server.scaler, server.privacy), server.plan.n_classes
@@ -127,7 +128,7 @@ class Rounds:
         self, server: Server, privacy: Privacy, records: dict[int, Records], cost: Cost, n_bins: int
     ) -> Measured:
         """What nodes measured within the privacy budget, of all nodes together: no single node's metrics are shown."""
-        query = Measure(server.plan.n_classes, 1.0, len(VIEWS), n_bins)
+        query = Measure(server.plan.n_classes, 1.0, len(PRIVATE_VIEWS), n_bins)
         request = Request(server.plan.federation, MEASURED, query, privacy)
 
         def reply_of(name: str, record: Any) -> Reply:
@@ -200,7 +201,7 @@ def noised_measures(
     server.ledger.spent += privacy.cost(query)
     noise = query.most * float(noised["noise"])  # on a summed NLL, which travels in units of the most that counts
     tallies = [noised_tally(losses, table, query.k, noise) for losses, table in query.read(noised[VALUES])]
-    by_view = dict(zip(VIEWS, tallies, strict=True))
+    by_view = dict(zip(PRIVATE_VIEWS, tallies, strict=True))
     if "fallback" in server.fit.params:
         by_view["local"] = by_view["uncal"]
     nodes.nll_noise = noise / max(by_view["uncal"].n, 1)

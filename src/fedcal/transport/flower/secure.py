@@ -26,6 +26,7 @@ from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.secure import FEWEST_NODES, Group, Layout, Total, divide
 from fedcal.transport.flower.measured import measured_arrays, measured_of
 from fedcal.transport.flower.records import (
+    PRIVATE_VIEWS,
     STAGES,
     VIEWS,
     Phase,
@@ -62,6 +63,8 @@ class SecureRounds:
     ) -> list[int]:
         """Run calibration rounds until the server has its scaler; see `Rounds.calibrate`."""
         groups = divide([str(node) for node in nodes])
+        if server.privacy:  # before anything is asked: the server sees the total of every group
+            server.privacy.check_shares(min(map(len, groups)))
         names = [f"group {i}" for i in range(1, len(groups) + 1)] if len(groups) > 1 else [ALL_NODES]
         self.groups = {name: Group(group) for name, group in zip(names, groups, strict=True)}
         server.known.clear()  # what groups of an earlier start have declared
@@ -70,6 +73,7 @@ class SecureRounds:
             self.nodes.begin("calibration", request.round)
             asked, like = self._members(), server.example
             totals, cost = self._totals(grid, "reply", pack_request(server.plan, request), like, model, timeout)
+            _check_shares(server, totals)
             replies = {name: self._reply(total, like, request.digest) for name, total in totals.items()}
             if not any(reply.n for reply in replies.values()):
                 raise FedCalError(f"calibration round {request.round}: no node has samples")
@@ -91,11 +95,12 @@ class SecureRounds:
         k = server.plan.n_classes
         one = np.eye(1, k)
         like = measured_arrays("", Measured.of("", dict.fromkeys(VIEWS, one), np.zeros(1, np.int64), n_bins))
-        query = Measure(k, 1.0, len(VIEWS), n_bins)
+        query = Measure(k, 1.0, len(PRIVATE_VIEWS), n_bins)
         if server.privacy:
             like = {VALUES: np.zeros(query.size)}
         data = pack_scaler(server.plan, server.scaler, server.privacy)
         totals, cost = self._totals(grid, "measure", data, like, model, timeout, n_bins)
+        _check_shares(server, totals)
         took_part = [int(node) for total in totals.values() for node in total.nodes]
         self.nodes.end(took_part, cost)
         if server.privacy:
@@ -170,6 +175,12 @@ class SecureRounds:
 
     def _name(self, node: str) -> str:
         return self.nodes.names.get(int(node), f"node {node}")
+
+
+def _check_shares(server: Server, totals: dict[str, Total]) -> None:
+    """Refuse totals in which too few nodes' noise is."""
+    if privacy := server.privacy:
+        privacy.check_shares(min(len(total.nodes) for total in totals.values()))
 
 
 def _spent(told: dict[str, Any]) -> float:

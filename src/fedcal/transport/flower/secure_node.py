@@ -33,20 +33,23 @@ class Sums:
     openly: bytes = b""  # what the server may read: no sums
 
 
-def reply_to_stages(context: Context, stages: str, sums: Callable[[], Sums]) -> tuple[str, bytes, bytes]:
+def reply_to_stages(
+    context: Context, stages: str, sums: Callable[[], Sums], fewest: int = 0
+) -> tuple[str, bytes, bytes]:
     """Reply to the stages of a message.
 
     Args:
         context: the node's.
         stages: as JSON.
         sums: gives the node's sums; called where they are asked for.
+        fewest: nodes in a total at least.
 
     Returns:
         The replies as JSON, the masked vector, and what is said openly with it.
     """
     kept: Any = context.state.config_records.get(SECRETS)
     members, openly = json.loads(kept["members"]) if kept else [], b""
-    node = SecureNode.from_json(members, identity_of(context.node_config))
+    node = SecureNode.from_json(members, identity_of(context.node_config), fewest)
 
     def encode(words: int) -> Words:
         nonlocal openly

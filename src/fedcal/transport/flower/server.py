@@ -125,7 +125,7 @@ class Nodes:
 
         found = self.read_each(records, reply_of)
         by_name = {self.names[node]: reply for node, reply in found.items()}
-        # Under privacy no summand is larger than another one may be, and how many there are stays hidden.
+        # As `Server.receive` does: under privacy replies do not say how many samples they are of.
         far = {} if server.privacy else outliers(by_name, server.plan.method.additive, server.known)
         for node in [node for node in found if self.names[node] in far]:
             del found[node]

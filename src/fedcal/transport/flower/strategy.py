@@ -262,15 +262,14 @@ class CalibratedStrategy(Strategy):
         Returns:
             All nodes' test samples together (`global`, and `uncal` without a scaler), and means over nodes under the
             global scaler (`local`) and under each node's personal one (`own`); with secure aggregation these two are of
-            all nodes together as well. Empty before the run is done.
+            all nodes together as well, and under privacy there is no `own`. Empty before the run is done.
         """
         if not self.measured.clients:
             return {}
         return {
             "uncal": self.measured.pooled("uncal").summary(),
             "global": self.measured.pooled("local").summary(),
-            "local": self.measured.over_clients("local"),
-            "own": self.measured.over_clients("own"),
+            **{view: self.measured.over_clients(view) for view in ("local", "own") if view in self.measured.tallies},
         }
 
     def before_and_after(self) -> str:
@@ -283,8 +282,9 @@ class CalibratedStrategy(Strategy):
             f"ECE {found[view]['ece']:.1%} (noise floor {found[view]['ece_floor']:.1%})"
             for view, title in (("uncal", "before calibration"), ("global", "one scaler for all"))
         ]
-        own, how = found["own"], "all nodes together" if self.secure else "means over nodes"
-        lines.append(f"{'personal scalers':20s} accuracy {own['accuracy']:6.1%}  NLL {own['nll']:.3f}  ({how})")
+        if own := found.get("own"):
+            how = "all nodes together" if self.secure else "means over nodes"
+            lines.append(f"{'personal scalers':20s} accuracy {own['accuracy']:6.1%}  NLL {own['nll']:.3f}  ({how})")
         if (noise := self.nodes.nll_noise) is not None:
             lines.append(f"all of it noised for privacy: each NLL by a standard deviation of {noise:.3g}")
         if self.server.privacy and "fallback" in self.server.fit.params:
