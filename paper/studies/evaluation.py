@@ -287,7 +287,7 @@ def main() -> None:
                         for i, draws in parts
                     ]
         else:
-            for world, n in product(WORLDS, options.sizes):
+            for world, n in ((world, n) for world in WORLDS for n in options.sizes):
                 pending[world.name, n] = [
                     pool.submit(draw_binary, world, n, draws, [options.seed, n, i]) for i, draws in parts
                 ]
