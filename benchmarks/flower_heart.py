@@ -68,8 +68,11 @@ def run(form: str, folder: Path, killed: bool) -> str:
         watch.join()
     if status:
         return f"| {form} | {killed} | {seconds:.0f} | failed with status {status} | | | |"
-    found, methods = read_json(folder / "federation.json"), read_json(folder / "results.json")["methods"]
-    ece = " → ".join(f"{100 * methods[name]['global']['ece']:.1f}" for name in ("uncal", "fedcal-plus"))
+    found = read_json(folder / "federation.json")
+    fallback = (found["privacy"] or {}).get("fallback")  # noise is then all that the metrics show
+    ece = (
+        "falls back" if fallback else " → ".join(f"{100 * found['metrics'][m]['ece']:.1f}" for m in ("uncal", "global"))
+    )
     return (
         f"| {form} | {f'{VICTIM} after round {AFTER}' if killed else '–'} | {seconds:.0f} | {load:.1f}"
         f" | 3 + {found['calibration_rounds']} | {len(found['measured_by'])} of 4 | {ece} |"
