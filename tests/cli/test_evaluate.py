@@ -56,6 +56,7 @@ def test_in_one_place_and_by_files_of_sums(place, capsys):
         "client evaluate x.csv --out y.sums": "2 sites: choose one with --name",
         "client evaluate x.csv --name z --out y.sums": "unknown site 'z'",
         "evaluate x.csv --group age": "unknown column 'age'",
+        "evaluate x.csv ./x.csv": "x.csv: given twice",
         "evaluate x.csv --threshold 1.5": "must lie between 0 and 1, not 1.5",
         "evaluate x.csv --tables t.pdf": "tables are written as",
         "evaluate x.csv --client": "needs --scaler",

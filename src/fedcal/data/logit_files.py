@@ -84,6 +84,12 @@ def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES
         raise FedCalError(f"{path}: {error}") from None
 
 
+def _twice(paths: Sequence[Path]) -> Path:
+    """The first file that was named before."""
+    seen = [path.resolve() for path in paths]
+    return next(path for i, path in enumerate(paths) if seen[i] in seen[:i])
+
+
 def read_sites(
     paths: Sequence[Path],
     kind: Kind | None = None,
@@ -99,6 +105,8 @@ def read_sites(
     such as subgroups. `on_file` is called after each file, with how many are read.
     """
     files: list[tuple[Path, Rows]] = []
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise FedCalError(f"{_twice(paths)}: given twice: name each file once")
     for path in paths:
         files.append((path, read_rows(path, kind, most_bytes, columns)))
         on_file(len(files))
