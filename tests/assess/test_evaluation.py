@@ -94,6 +94,26 @@ def test_the_verdict_names_the_site_that_is_off(result):
     assert calm.verdict[0] == "These 800 samples show no sign of miscalibration."
 
 
+def test_scores_that_separate_the_classes_are_judged_where_they_can_be():
+    y = np.arange(200) % 2
+    right = fedcal.evaluate([(9.0 * (2 * y - 1) + np.linspace(-1, 1, 200), y)])
+    assert right.verdict[0].startswith("The calibration cannot be judged: ") and right.pooled["ici"]["value"] is None
+    wrong = fedcal.evaluate([(np.linspace(-2, -1, 200), np.ones(200, int))])
+    assert wrong.verdict[0] == "The model is not calibrated."
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_probabilities_of_exactly_0_and_1_give_json(p, tmp_path):
+    mixed = np.array([0.0, 1.0] * 20)
+    sites = {"a": (np.full(40, p), np.full(40, 1 - int(p))), "b": (mixed, np.arange(40) // 20), "c": (mixed, mixed > 0)}
+    fedcal.evaluate(sites, probs=True, min_count=0).save(tmp_path / "r.json")
+
+
+def test_one_threshold_may_be_a_number():
+    same(fedcal.evaluate([draw(100)], thresholds=0.2).pooled, fedcal.evaluate([draw(100)], thresholds=(0.2,)).pooled)
+
+
 def test_with_a_scaler():
     sites = {"a": classes(400, 3, 1, scale=3), "b": classes(400, 3, 2, scale=3)}
     scaler = fedcal.calibrate(sites, "fedcal-plus")
@@ -179,6 +199,8 @@ BAD = {
     "groups that are no list": ({"groups": 3}, "groups must be a mapping"),
     "a threshold outside": ({"thresholds": (0.5, 1.2)}, "between 0 and 1, not 1.2"),
     "no threshold": ({"thresholds": ()}, "no threshold"),
+    "groups of one name": ({"groups": [{"a=b": ["c"] * 100, "a": ["b=c"] * 100}]}, "both have 'a=b=c'"),
+    "a site without a name": ({"groups": {"": ["f"] * 100}}, "a site has no name"),
     "a negative count": ({"min_count": -1}, "min_count must be"),
     "personal without a scaler": ({"personal": True}, "personal needs a scaler"),
 }
@@ -188,7 +210,7 @@ BAD = {
 def test_bad_input_is_one_line(name):
     options, expected = BAD[name]
     with pytest.raises(FedCalError, match=expected) as error:
-        fedcal.evaluate([draw(100)], **options)
+        fedcal.evaluate({"": draw(100)} if "a site" in name else [draw(100)], **options)
     assert "\n" not in str(error.value)
 
 

@@ -193,7 +193,7 @@ def brier_parts(points: Points, curve: Curve | None, calibration: Estimate) -> d
     excess = (len(curve.fit.beta) - 1) * float(points.w @ (right * (1 - right))) / n / n
     _, low, high = on_log(max(value - excess, value / 2), error)
     return {
-        "brier_discrimination": Estimate(value, min(low, value), max(high, value)),
+        "brier_discrimination": Estimate(value, min(low, value), max(high, value)).within(0.0, 0.25),
         "brier_uncertainty": uncertainty,
     }
 

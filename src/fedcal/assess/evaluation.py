@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcal.assess.disclose import Cell, blank, families, hidden_cells
 from fedcal.assess.groups import Groups, check_groups, names_of, rows_of
 from fedcal.assess.measures import measure
@@ -170,6 +172,7 @@ def evaluate_samples(
     """
     width = next(iter(samples.values()))[0].shape[1]
     all_thresholds(thresholds)
+    thresholds = np.atleast_1d(np.asarray(thresholds, np.float64)).tolist()
     variables: dict[str, set[str]] = {}
     for some in groups.values():
         for variable, found in names_of(some).items():
@@ -218,6 +221,8 @@ def summarise(
         found[cell] = measure(sums, classes, thresholds, min_count, detail)
 
     for site, sums in sites:
+        if not site:
+            raise FedCalError("a site has no name: give each one a name")
         order.append(site)
         for group, part in (("", sums.total), *sums.groups.items()):
             totals["", group] = totals["", group] + part if ("", group) in totals else part

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, logit
 from scipy.stats import chi2, norm
 
 from fedcal.assess.bias import biases
@@ -187,7 +187,7 @@ def curve_json(points: Points, curve: Curve | None) -> Json | None:
         return None
     low, high = quantiles(points.x, points.w, np.array([0.01, 0.99]))
     p = np.linspace(expit(low), expit(high), PLACES)
-    x = np.clip(np.log(p) - np.log1p(-p), low, high)
+    x = np.clip(logit(p), low, high)
     value, below, above = curve.at(x)
     return {"predicted": p.tolist(), "value": value.tolist(), "low": below.tolist(), "high": above.tolist()}
 
