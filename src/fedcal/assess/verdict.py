@@ -33,7 +33,10 @@ def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json])
             said.append(f"None of the {len(tested)} {kind} stands out.")
         hidden = sum(bool(one.get("hidden")) for one in of.values())
         if hidden:
-            said.append(f"{hidden} of {len(of)} {kind} {'is' if hidden == 1 else 'are'} hidden: too few samples.")
+            said.append(
+                f"{hidden} of {len(of)} {kind} {'is' if hidden == 1 else 'are'} hidden: "
+                "too few samples, or they would give others away."
+            )
     return said + gain(pooled, sites, found)
 
 
