@@ -46,9 +46,8 @@ def test_in_one_place_and_by_files_of_sums(place, capsys):
     for name in ("pooled", "sites", "groups", "site_groups", "spread"):
         assert one[name] == two[name], name
 
-    with Path("x.csv").open("a") as more:
-        more.write("0.3,1,c,f\n")
-    told = command(capsys, "evaluate x.csv")
+    Path("c.csv").write_text("p,label,site,sex\n0.3,1,c,f\n")
+    told = command(capsys, "evaluate x.csv c.csv")
     table = told.split("95 %: interval")[0]
     assert "pooled" in table and " c " not in table and "2 of 3 sites are hidden" in told
 

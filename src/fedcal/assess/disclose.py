@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.linalg import lsqr
 
 Counts = tuple[int, ...]  # of a cell: numbers of samples of which none may be small
 
@@ -36,9 +40,20 @@ def hidden_cells(counts: Mapping[Cell, Counts], families: Sequence[Family], min_
         families: cells that add up.
         min_count: counts below it, except 0, are small.
     """
-    hidden = {cell for cell, some in counts.items() if is_small(some, min_count)}
+    small = {cell for cell, some in counts.items() if is_small(some, min_count)}
     filled = [Family(total, [cell for cell in parts if any(counts[cell])]) for total, parts in families]
-    before = -1
+    hidden = close(small, counts, filled, min_count)
+    while known := small & determined(hidden, filled):
+        around = {part for _, parts in filled if known & {*parts} for part in parts} - hidden
+        if not around:  # all that is shown is a total of enough samples
+            break
+        hidden = close(hidden | {min(around, key=lambda cell: (counts[cell], cell))}, counts, filled, min_count)
+    return hidden
+
+
+def close(hidden: set[Cell], counts: Mapping[Cell, Counts], filled: Sequence[Family], min_count: int) -> set[Cell]:
+    """Hide what each family, taken alone, needs to be hidden too."""
+    hidden, before = set(hidden), -1
     while len(hidden) > before:
         before = len(hidden)
         for total, parts in filled:
@@ -53,6 +68,28 @@ def hidden_cells(counts: Mapping[Cell, Counts], families: Sequence[Family], min_
             if gap and len(parts) == 1:
                 hidden.add(total)
     return hidden
+
+
+def determined(hidden: Iterable[Cell], filled: Sequence[Family]) -> set[Cell]:
+    """The hidden cells that follow from several families together, by sums and differences of what is shown.
+
+    They are those that are 0 in every change of the hidden cells that leaves all sums as they are: here, in a random one.
+    """
+    cells = sorted(hidden)
+    at = {cell: i for i, cell in enumerate(cells)}
+    entries = [
+        (row, at[cell], sign)
+        for row, (total, parts) in enumerate(filled)
+        for cell, sign in ((total, -1.0), *((part, 1.0) for part in parts))
+        if cell in at
+    ]
+    if not entries:
+        return set()
+    rows, columns, signs = zip(*entries, strict=True)
+    sums = coo_array((signs, (columns, rows)), shape=(len(cells), len(filled))).tocsr()
+    moved = np.random.default_rng(0).normal(size=len(cells))
+    moved -= sums @ lsqr(sums, moved, atol=1e-13, btol=1e-13, iter_lim=4 * sum(sums.shape))[0]
+    return {cell for cell, change in zip(cells, moved, strict=True) if abs(change) < 1e-6}
 
 
 def is_small(counts: Counts, min_count: int) -> bool:
