@@ -88,7 +88,7 @@ def determined(hidden: Iterable[Cell], filled: Sequence[Family]) -> set[Cell]:
     rows, columns, signs = zip(*entries, strict=True)
     sums = coo_array((signs, (columns, rows)), shape=(len(cells), len(filled))).tocsr()
     moved = np.random.default_rng(0).normal(size=len(cells))
-    moved -= sums @ lsqr(sums, moved, atol=1e-13, btol=1e-13, iter_lim=4 * sum(sums.shape))[0]
+    moved -= sums @ lsqr(sums, moved, atol=1e-13, btol=1e-13, iter_lim=4 * (len(cells) + len(filled)))[0]
     return {cell for cell, change in zip(cells, moved, strict=True) if abs(change) < 1e-6}
 
 
