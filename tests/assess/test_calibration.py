@@ -8,6 +8,7 @@ import statsmodels.api as sm
 from scipy.special import expit
 from scipy.stats import norm
 
+import fedcal
 from fedcal.assess.calibration import brier_parts, curve_errors, observed_to_expected, smooth_ece
 from fedcal.assess.regression import Curve, basis, intercept, score_test, slope, spiegelhalter
 from scores import draw, sums
@@ -86,3 +87,10 @@ def test_observed_to_expected_and_the_tests():
     score, information = design.T @ (y - p), (design * (p * (1 - p))[:, None]).T @ design
     statistic, freedom = score_test(points)
     assert freedom == 4 and statistic == pytest.approx(score @ np.linalg.solve(information, score), rel=1e-4)
+
+
+def test_discrimination_is_at_most_the_variance_of_an_outcome():
+    """Scores that are all but equal leave its error so large that a factor of it means nothing."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(0, 1e-3, 60), rng.integers(0, 2, 60)
+    assert fedcal.evaluate([(x, y)]).pooled["brier_discrimination"]["high"] <= 0.25

@@ -31,6 +31,9 @@ def test_ties_are_exact():
     for found, expected in ((auroc, roc_auc_score), (auprc, average_precision_score)):
         estimate, bound = found(sums(x, y), 0)
         assert estimate.value == pytest.approx(expected(y, x), abs=1e-9) and bound == pytest.approx(0, abs=1e-9)
+    few, label = draw(60, 7)  # most scores are of one class only
+    estimate, bound = auprc(sums(few.round(1), label), 0)
+    assert estimate.value == pytest.approx(average_precision_score(label, few.round(1)), abs=1e-12) and bound < 1e-12
     same, _ = auroc(sums(np.zeros(100), np.arange(100) % 2), 0)
     assert same.value == 0.5 and 0.3 < same.low < same.high < 0.7
 

@@ -94,6 +94,26 @@ def test_the_verdict_names_the_site_that_is_off(result):
     assert calm.verdict[0] == "These 800 samples show no sign of miscalibration."
 
 
+def test_scores_that_separate_the_classes_are_judged_where_they_can_be():
+    y = np.arange(200) % 2
+    right = fedcal.evaluate([(9.0 * (2 * y - 1) + np.linspace(-1, 1, 200), y)])
+    assert right.verdict[0].startswith("The calibration cannot be judged: ") and right.pooled["ici"]["value"] is None
+    wrong = fedcal.evaluate([(np.linspace(-2, -1, 200), np.ones(200, int))])
+    assert wrong.verdict[0] == "The model is not calibrated."
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_probabilities_of_exactly_0_and_1_give_json(p, tmp_path):
+    mixed = np.array([0.0, 1.0] * 20)
+    sites = {"a": (np.full(40, p), np.full(40, 1 - int(p))), "b": (mixed, np.arange(40) // 20), "c": (mixed, mixed > 0)}
+    fedcal.evaluate(sites, probs=True, min_count=0).save(tmp_path / "r.json")
+
+
+def test_one_threshold_may_be_a_number():
+    same(fedcal.evaluate([draw(100)], thresholds=0.2).pooled, fedcal.evaluate([draw(100)], thresholds=(0.2,)).pooled)
+
+
 def test_with_a_scaler():
     sites = {"a": classes(400, 3, 1, scale=3), "b": classes(400, 3, 2, scale=3)}
     scaler = fedcal.calibrate(sites, "fedcal-plus")
@@ -145,6 +165,37 @@ def test_small_cells_and_those_that_would_give_them_away_are_hidden():
     assert all("hidden" in one for site in found.site_groups.values() for one in site.values())
 
 
+def test_what_hidden_cells_hold_together_is_not_small_either():
+    """Two groups of three samples, of which the total less the third group would tell."""
+    x, y = draw(400, 1)
+    groups = np.array(["x"] * 2 + ["z"] * 2 + ["f"] * 150 + ["m"] * 246)
+    found = fedcal.evaluate({"a": (x, y)}, groups={"a": groups})
+    assert [one.get("hidden", False) for one in found.groups.values()] == [True, False, True, True]  # f with x and z
+    sent = SiteSums.of(np.stack([0 * x, x], 1), y, {"": groups}, [0.5], min_count=5)
+    assert list(sent.groups) == ["m"]
+
+
+def test_a_hidden_site_does_not_show_through_its_groups():
+    """c has four samples. b is hidden for it, and so must be the groups that add up to b."""
+    sites = {"a": draw(300, 1), "b": draw(120, 2), "c": draw(4, 3)}
+    groups = {name: {"sex": np.resize(["f", "m"], len(sites[name][1]))} for name in "ab"} | {"c": {"age": ["o"] * 4}}
+    found = fedcal.evaluate(sites, groups=groups)
+    assert all(one["hidden"] for one in found.site_groups["b"].values())
+    assert found.groups["sex=f"].get("hidden") or found.groups["sex=m"].get("hidden")  # all − f − m would be c
+
+
+def test_a_rare_class_does_not_follow_from_the_others():
+    """Its number from n less the others' at the site, or from that of all sites less the other site's."""
+    z, y = classes(300, 4, 1)
+    few = np.flatnonzero(y[150:] == 3)[3:] + 150  # three samples of class 3 are left at the second site
+    kept = np.setdiff1d(np.arange(150, 300), few)
+    found = fedcal.evaluate({"a": (z[:150], y[:150]), "b": (z[kept], y[kept])})
+    at_a, at_b, of_all = ({k for k, one in cell["classes"].items() if one.get("hidden")} for cell in (
+        found.sites["a"], found.sites["b"], found.pooled))  # fmt: skip
+    assert "3" in at_b and len(at_b) > 1 and at_a == at_b and not of_all
+    assert not any(cell.get("hidden") for cell in (found.pooled, *found.sites.values()))
+
+
 def test_a_site_does_not_send_small_groups():
     x, y = draw(100)
     logits = torch.stack([torch.zeros(100, dtype=torch.float64), torch.from_numpy(x)], dim=1)
@@ -179,6 +230,8 @@ BAD = {
     "groups that are no list": ({"groups": 3}, "groups must be a mapping"),
     "a threshold outside": ({"thresholds": (0.5, 1.2)}, "between 0 and 1, not 1.2"),
     "no threshold": ({"thresholds": ()}, "no threshold"),
+    "groups of one name": ({"groups": [{"a=b": ["c"] * 100, "a": ["b=c"] * 100}]}, "both have 'a=b=c'"),
+    "a site without a name": ({"groups": {"": ["f"] * 100}}, "a site has no name"),
     "a negative count": ({"min_count": -1}, "min_count must be"),
     "personal without a scaler": ({"personal": True}, "personal needs a scaler"),
 }
@@ -188,7 +241,7 @@ BAD = {
 def test_bad_input_is_one_line(name):
     options, expected = BAD[name]
     with pytest.raises(FedCalError, match=expected) as error:
-        fedcal.evaluate([draw(100)], **options)
+        fedcal.evaluate({"": draw(100)} if "a site" in name else [draw(100)], **options)
     assert "\n" not in str(error.value)
 
 

@@ -61,6 +61,14 @@ def test_odd_headers_are_refused(change, sent):
         SiteMessage.unpack(pack(tensors, about | change))
 
 
+@pytest.mark.parametrize("names", [["a", "a", "b"], ["", "a", "b"]])
+def test_classes_without_a_name_of_their_own_are_refused(names, sent):
+    tensors, about = unpack(sent)
+    assert len(about["classes"]) == 3
+    with pytest.raises(FedCalError, match="doubled, or have no name"):
+        SiteMessage.unpack(pack(tensors, about | {"classes": names}))
+
+
 def test_groups_that_are_no_part_of_the_site_are_refused(sent):
     tensors, about = unpack(sent)
     order = about["groups"]

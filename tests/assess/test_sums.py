@@ -119,7 +119,7 @@ def test_sums_that_contradict_each_other_are_refused():
             changed = good | ({"cells": other["cells"]} if name == "moments" else {}) | {name: other[name]}
             with pytest.raises(FedCalError, match="contradict"):
                 ScoreSums.from_arrays(changed, k)
-        for at, value in {1: 201, 2: 1e30, 3: 1e-3, 4: 0.0, 5: 1e9}.items():
+        for at, value in {1: 201, 2: 1e30, 3: 1e-3, 4: 0.0, 5: 1e9, 7: 1e300}.items():
             changed = good["samples"].copy()
             changed[at] = value
             with pytest.raises(FedCalError, match="not the sums of an evaluation"):

@@ -46,6 +46,11 @@ def test_in_one_place_and_by_files_of_sums(place, capsys):
     for name in ("pooled", "sites", "groups", "site_groups", "spread"):
         assert one[name] == two[name], name
 
+    Path("c.csv").write_text("p,label,site,sex\n0.3,1,c,f\n")
+    told = command(capsys, "evaluate x.csv c.csv")
+    table = told.split("95 %: interval")[0]
+    assert "pooled" in table and " c " not in table and "2 of 3 sites are hidden" in told
+
     Path("bad.sums").write_bytes(Path("a.sums").read_bytes()[:-9])
     command(capsys, "client evaluate x.csv --name a --out other.sums")
     for line, expected in {
@@ -56,6 +61,7 @@ def test_in_one_place_and_by_files_of_sums(place, capsys):
         "client evaluate x.csv --out y.sums": "2 sites: choose one with --name",
         "client evaluate x.csv --name z --out y.sums": "unknown site 'z'",
         "evaluate x.csv --group age": "unknown column 'age'",
+        "evaluate x.csv ./x.csv": "x.csv: given twice",
         "evaluate x.csv --threshold 1.5": "must lie between 0 and 1, not 1.5",
         "evaluate x.csv --tables t.pdf": "tables are written as",
         "evaluate x.csv --client": "needs --scaler",

@@ -29,6 +29,7 @@ def test_title_and_note_may_be_left_out():
 
 
 def test_text_is_printed_as_it_is():
+    assert escape_latex("[40, 50) <40 ≥65 a|b*") == (r"{[}40, 50) \textless{}40 $\ge$65 a\textbar{}b{*}")
     assert escape_latex("50 % of {a}_b & $c$ # ~^\\ – −") == (
         r"50 \% of \{a\}\_b \& \$c\$ \# \textasciitilde{}\textasciicircum{}\textbackslash{} -- $-$"
     )

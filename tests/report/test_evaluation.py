@@ -11,6 +11,7 @@ import pytest
 
 import fedcal
 from fedcal import FedCalError
+from fedcal.report import evaluation as pages
 from fedcal.report.evaluation import render, write_page
 from fedcal.report.evaluation_tables import as_latex, as_markdown, cell, save_tables
 from scores import classes, draw
@@ -59,6 +60,18 @@ def test_more_classes_and_before(tmp_path):
     assert "before calibration" in page and "Each class against the rest" in page and "Decision curve" not in page
 
 
+def test_a_group_named_like_a_site_has_its_own_plot_before_calibration():
+    sites = {"a": draw(300, 1), "b": draw(300, 2)}
+    groups = {name: np.resize(["a", "x"], 300) for name in sites}
+    after, before = (fedcal.evaluate(sites, groups=groups) for _ in range(2))
+    drawn = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "plot_calibration", lambda one, name, earlier, top: drawn.append((one, earlier)))
+        patch.setattr(pages, "_svg", lambda *_: "")
+        pages._sites(after, before, False)
+    assert len(drawn) == 4 and all(one["n"] == earlier["n"] and one["ici"] == earlier["ici"] for one, earlier in drawn)
+
+
 def test_tables(result, tmp_path):
     files = save_tables(result, tmp_path / "tables")
     assert [path.suffix for path in files] == [".md", ".tex", ".csv"]
@@ -66,6 +79,7 @@ def test_tables(result, tmp_path):
     assert (
         f"| AUROC | {cell(result.pooled['auroc'])} |" in text and "Spread over sites" not in text
     )  # one site is shown
+    assert r"| \<b> |" in text and r"\textless{}b\textgreater{} &" in as_latex(result)
     assert r"\toprule" in as_latex(result) and "All sites" in as_latex(result)
     rows = list(csv.DictReader(files[2].read_text().splitlines()))
     one = next(row for row in rows if (row["set"], row["measure"]) == ("pooled", "ici"))

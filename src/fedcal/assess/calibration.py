@@ -190,7 +190,7 @@ def brier_parts(points: Points, curve: Curve | None, calibration: Estimate) -> d
     error = math.sqrt(float(points.w @ (gain - points.w @ gain / n) ** 2) / n / n)
     _, low, high = on_log(max(value - curve.excess(points), value / 2), error)
     return {
-        "brier_discrimination": Estimate(value, min(low, value), max(high, value)),
+        "brier_discrimination": Estimate(value, min(low, value), max(high, value)).within(0.0, 0.25),
         "brier_uncertainty": uncertainty,
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, psi
 
 from fedcal.assess.intervals import UNKNOWN, Estimate, Z, difference, laplace, on_logit, wilson
 from fedcal.assess.sums import TIED, ScoreSums
@@ -33,7 +33,8 @@ class Ranked:
         both = (count > 0).all(axis=0)
         # A normal approximation within the bin: exact for one sample of each, and for ties.
         ahead = np.where(both, ndtr(apart / spread), 0.5)
-        return cls(count[yes], count[no], ahead, both & (np.abs(apart) + np.sqrt(variance.sum(0)) < 10 * TIED))
+        one_score = np.where(both, np.abs(apart), 0.0) + np.sqrt(variance.sum(0)) < 10 * TIED
+        return cls(count[yes], count[no], ahead, one_score)
 
 
 def auroc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
@@ -77,15 +78,23 @@ def auprc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
         return UNKNOWN, math.nan
     above_yes, above_no = positives - np.cumsum(bins.yes), bins.no.sum() - np.cumsum(bins.no)
 
-    def average(before: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """With this share of a bin's others before one of the class."""
-        reached = above_yes + np.where(bins.tied, bins.yes, (bins.yes + 1) / 2)
-        passed = above_no + bins.no * np.where(bins.tied, 1.0, before)
-        return float(bins.yes @ (reached / np.maximum(reached + passed, 1e-300)) / positives), reached, passed
-
-    value, reached, passed = average(1 - bins.ahead)
-    best, worst = average(np.zeros_like(bins.ahead))[0], average(np.ones_like(bins.ahead))[0]
+    reached = above_yes + np.where(bins.tied, bins.yes, (bins.yes + 1) / 2)
+    passed = above_no + bins.no * np.where(bins.tied, 1.0, 1 - bins.ahead)
     total = np.maximum(reached + passed, 1e-300)
+
+    def one_by_one(passed: np.ndarray) -> np.ndarray:
+        """The mean precision of a bin's positives if their scores differ, after so many others."""
+        before = above_yes + passed
+        return 1 - passed * (psi(before + bins.yes + 1) - psi(before + 1)) / np.maximum(bins.yes, 1)
+
+    precise = np.where(bins.tied | (bins.no > 0), reached / total, one_by_one(above_no))
+    # A bin's positives may at best have one score, before all its others; at worst they come one by one, after them.
+    last = above_yes + bins.yes
+    may_tie = (bins.yes > 2) | (bins.no > 0)
+    best = np.where(may_tie, last / np.maximum(last + above_no, 1e-300), precise)
+    best, worst = (np.where(bins.tied, precise, end) for end in (best, one_by_one(above_no + bins.no)))
+    value, most, least = (float(bins.yes @ one / positives) for one in (precise, best, worst))
+    error = max(most - value, value - least)
     # Derivatives by the weight of one more sample in a bin (infinitesimal jackknife). Their weighted sum is zero.
     of_yes = (reached / total + np.cumsum(bins.yes * passed / total**2) - value) / positives
     of_no = -np.cumsum(bins.yes * reached / total**2) / positives
@@ -93,8 +102,8 @@ def auprc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
     moved = (bins.yes @ of_yes + bins.no @ of_no) / n
     variance = bins.yes @ (of_yes - moved) ** 2 + bins.no @ (of_no - moved) ** 2
     if variance <= 0 or not 0 < value < 1:
-        return Estimate(value, wilson(value * positives, positives).low, 1.0), max(best - value, value - worst)
-    return on_logit(value, math.sqrt(variance)), float(max(best - value, value - worst))
+        return Estimate(value, wilson(value * positives, positives).low, 1.0), error
+    return on_logit(value, math.sqrt(variance)), error
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcal.assess.disclose import Cell, blank, families, hidden_cells
+import numpy as np
+
+from fedcal.assess.disclose import Cell, Counts, Family, add_rest, blank, families, hidden_cells
 from fedcal.assess.groups import Groups, check_groups, join_names, names_of, rows_of
 from fedcal.assess.measures import measure
 from fedcal.assess.spread import spread
@@ -48,16 +50,17 @@ class SiteSums:
             min_count: groups of fewer samples are not sent, nor a group that would follow from those that are.
         """
         chosen = rows_of(groups)
-        counts = {("", name): len(rows) for name, rows in chosen.items()}
-        small = [cell for cell, count in counts.items() if count < min_count]
-        hidden = hidden_cells(counts, small, [[("", name) for name in some] for some in names_of(groups).values()])
+        counts: dict[Cell, Counts] = {Cell(group=name): (len(rows),) for name, rows in chosen.items()}
+        counts[Cell()] = (len(labels),)
+        variables = names_of(groups).values()
+        hidden = hidden_cells(counts, [Family(Cell(), [Cell(group=g) for g in some]) for some in variables], min_count)
         at, first = all_thresholds(thresholds), float(thresholds[0])
         return cls(
             ScoreSums.of(logits, labels, at, first),
             {
                 name: ScoreSums.of(logits[rows], labels[rows], at, first)
                 for name, rows in chosen.items()
-                if ("", name) not in hidden
+                if Cell(group=name) not in hidden
             },
         )
 
@@ -170,6 +173,7 @@ def evaluate_samples(
     """
     width = next(iter(samples.values()))[0].shape[1]
     all_thresholds(thresholds)
+    thresholds = np.atleast_1d(np.asarray(thresholds, np.float64)).tolist()
     sums = (
         (name, SiteSums.of(view(name, logits), labels, groups[name], thresholds))
         for name, (logits, labels) in samples.items()
@@ -201,31 +205,29 @@ def summarise(
     """
     min_count = check_whole(min_count, "min_count", low=0)
     totals: dict[Cell, ScoreSums] = {}
-    counts: dict[Cell, int] = {}
-    small: set[Cell] = set()
-    found: dict[Cell, Json] = {}
+    counts: dict[Cell, Counts] = {}
+    found: dict[tuple[str, str], Json] = {}
     order: list[str] = []
 
     def look(cell: Cell, sums: ScoreSums) -> None:
-        counts[cell] = sums.n
-        if is_small(sums, min_count):
-            small.add(cell)
-        detail = cell == ("", "") or len(classes) <= MANY
-        found[cell] = measure(sums, classes, thresholds, min_count, detail)
+        detail = cell == Cell() or len(classes) <= MANY
+        counts.update(count(cell, sums, classes if detail else ()))
+        found[cell.site, cell.group] = measure(sums, classes, thresholds, min_count, detail)
 
     for site, sums in sites:
+        if not site:
+            raise FedCalError("a site has no name: give each one a name")
         order.append(site)
         for group, part in (("", sums.total), *sums.groups.items()):
-            totals["", group] = totals["", group] + part if ("", group) in totals else part
-            look((site, group), part)
+            whole = Cell(group=group)
+            totals[whole] = totals[whole] + part if whole in totals else part
+            look(Cell(site, group), part)
     for cell, sums in totals.items():
         look(cell, sums)
-    if not counts.get(("", "")):
+    if ("", "") not in found or not found["", ""]["n"]:
         raise FedCalError("no samples: every site is empty; at least one needs some")
     groups = [group for some in variables.values() for group in some if ("", group) in found]
-    related = [[cell for cell in family if cell in counts] for family in families(order, variables)]
-    for cell in hidden_cells(counts, small, related):
-        found[cell] = blank(found[cell])
+    hide(found, counts, order, variables, classes, min_count)
     by_site = {site: found[site, ""] for site in order}
     by_group = {group: found["", group] for group in groups}
     return Evaluation(
@@ -241,7 +243,31 @@ def summarise(
     )
 
 
-def is_small(sums: ScoreSums, min_count: int) -> bool:
-    """Whether there are too few samples to show: in all, or (of two classes) of one of them."""
-    few = [sums.n, *(sums.counts(0) if sums.n_classes == 2 else ())]
-    return any(0 < count < min_count for count in few)
+def count(cell: Cell, sums: ScoreSums, labels: Sequence[str]) -> dict[Cell, Counts]:
+    """The samples of a cell; of two classes with those of each, of more with those of each class as a cell of its own."""
+    if sums.n_classes == 2:
+        return {cell: (sums.n, *sums.counts(0))}
+    return {cell: (sums.n,)} | {cell._replace(label=label): (sums.counts(row)[1],) for row, label in enumerate(labels)}
+
+
+def hide(
+    found: dict[tuple[str, str], Json],
+    counts: dict[Cell, Counts],
+    sites: Sequence[str],
+    variables: Mapping[str, Sequence[str]],
+    labels: Sequence[str],
+    min_count: int,
+) -> None:
+    """Replace the results of few samples, and those that would give them away, by None."""
+    variables = add_rest(counts, variables)
+    related = [
+        Family(total, known)
+        for total, parts in families(sites, variables, labels if len(labels) > 2 else ())
+        if (known := [cell for cell in parts if cell in counts]) and total in counts
+    ]
+    for site, group, label in sorted(hidden_cells(counts, related, min_count)):
+        one = found.get((site, group))
+        if one and not label:
+            found[site, group] = blank(one)
+        elif one and one["classes"]:
+            one["classes"][label] = blank(one["classes"][label])

@@ -45,6 +45,7 @@ def check_groups(groups: Any, sizes: Mapping[str, int], sites: Any = None) -> di
         values = given[site] if isinstance(given[site], Mapping) else {"": given[site]}
         found[site] = {str(name): as_groups(one, n, f"site {site}", str(name)) for name, one in values.items()}
     check_number(found.values())
+    check_names(found.values())
     return found
 
 
@@ -54,7 +55,7 @@ def as_groups(values: Any, n: int, where: str, variable: str = "") -> np.ndarray
     try:
         column = as_labels(values, what)
     except FedCalError as error:
-        raise FedCalError(f"{where}: {error}") from None
+        raise FedCalError(f"{where}: {error} (call a missing group, say, unknown; turn ranges into text)") from None
     if len(column) != n:
         raise FedCalError(f"{where}: {len(column)} {what} for {n} samples: they must be as many")
     if column.dtype.kind == "f" and (column % 1 == 0).all():
@@ -74,6 +75,16 @@ def check_number(sites: Iterable[Groups]) -> None:
             if len(seen[variable]) > MOST:
                 what = f"groups {variable!r}" if variable else "groups"
                 raise FedCalError(f"{what} have more than {MOST} values: cut numbers into a few ranges first")
+
+
+def check_names(sites: Any) -> None:
+    """Refuse two variables with groups of one name: a=b with the value c, and a with the value b=c."""
+    owner: dict[str, str] = {}
+    for groups in sites:
+        for variable, names in names_of(groups).items():
+            for name in names:
+                if owner.setdefault(name, variable) != variable:
+                    raise FedCalError(f"groups {variable!r} and {owner[name]!r} both have {name!r}: rename a variable")
 
 
 def name_of(variable: str, value: str) -> str:

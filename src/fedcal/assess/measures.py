@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, logit
 from scipy.stats import chi2, norm
 
 from fedcal.assess.bias import biases
 from fedcal.assess.calibration import ERRORS, brier_parts, curve_errors, observed_to_expected, smooth_ece
-from fedcal.assess.disclose import blank
 from fedcal.assess.discrimination import Decisions, auprc, auroc
 from fedcal.assess.influence import influences
 from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
@@ -41,7 +40,7 @@ def measure(
         sums: of the samples.
         names: the classes.
         asked: the thresholds; the first is that of `sensitivity`, `net_benefit` and so on.
-        min_count: hide classes, bins and decisions of fewer samples.
+        min_count: hide bins and decisions of fewer samples.
         detail: whether to add the measures of each class where there are more than two, and the curves.
     """
     n, right, *powers = sums.samples
@@ -64,10 +63,7 @@ def measure(
         each = [one_class(sums, row, asked, min_count, *fits[row]) for row in range(last)]
         more = over_classes(sums, [values for values, _ in each], fits)
         if detail:
-            listed = {name: rest | to_json(values) for name, (values, rest) in zip(names, each, strict=True)}
-            about["classes"] = {
-                name: blank(one) if 0 < one["events"] < min_count else one for name, one in listed.items()
-            }
+            about["classes"] = {name: rest | to_json(values) for name, (values, rest) in zip(names, each, strict=True)}
         about |= {
             "tests": tests_json(points),
             "calibration_curve": curve_json(points, curve),
@@ -188,7 +184,7 @@ def curve_json(points: Points, curve: Curve | None) -> Json | None:
         return None
     low, high = quantiles(points.x, points.w, np.array([0.01, 0.99]))
     p = np.linspace(expit(low), expit(high), PLACES)
-    x = np.clip(np.log(p) - np.log1p(-p), low, high)
+    x = np.clip(logit(p), low, high)
     value, below, above = curve.at(x)
     return {"predicted": p.tolist(), "value": value.tolist(), "low": below.tolist(), "high": above.tolist()}
 

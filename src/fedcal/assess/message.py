@@ -94,6 +94,8 @@ class SiteMessage:
         check(about, _ABOUT, "not the sums of an evaluation")
         site, groups, variables = check_client_name(about["site"]), about["groups"], about["variables"]
         asked = Asked(tuple(about["classes"]), tuple(map(float, about["thresholds"])))
+        if len({*asked.classes, ""}) <= len(asked.classes):
+            raise FedCalError(f"{site}: its classes are doubled, or have no name: name them apart")
         _check_groups(variables, groups)
         at, k = all_thresholds(asked.thresholds), len(asked.classes)
         if about["schema"] != schema_of(k):

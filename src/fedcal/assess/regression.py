@@ -147,13 +147,18 @@ def basis(x: np.ndarray, knots: np.ndarray) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
+def outcome_variance(x: np.ndarray) -> np.ndarray:
+    """p(1 − p) at log-odds x: more than 0 also where p rounds to 1."""
+    return expit(x) * expit(-x)
+
+
 def score_test(points: Points) -> tuple[float, int]:
     """Rao's score test that the probabilities are right, against the spline's alternatives: χ² and its degrees of freedom."""
     design, p = basis(points.x, choose_knots(points)), expit(points.x)
     scale = np.sqrt(np.maximum((design**2 * points.w[:, None]).sum(0), 1e-300))
     design = design / scale
     score = design.T @ (points.w * (points.y - p))
-    information = (design * (points.w * p * (1 - p))[:, None]).T @ design
+    information = (design * (points.w * outcome_variance(points.x))[:, None]).T @ design
     values, vectors = np.linalg.eigh(information)
     kept = values > 1e-10 * values.max()
     return float(((vectors.T @ score)[kept] ** 2 / values[kept]).sum()), int(kept.sum())
@@ -162,5 +167,5 @@ def score_test(points: Points) -> tuple[float, int]:
 def spiegelhalter(points: Points) -> float:
     """Spiegelhalter's (1986) z: whether the Brier score is what right probabilities would give."""
     p = expit(points.x)
-    variance = points.w @ ((1 - 2 * p) ** 2 * p * (1 - p))
+    variance = points.w @ ((1 - 2 * p) ** 2 * outcome_variance(points.x))
     return float(points.w @ ((points.y - p) * (1 - 2 * p)) / math.sqrt(variance)) if variance > 0 else math.nan

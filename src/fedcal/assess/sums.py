@@ -289,10 +289,12 @@ class ScoreSums:
             check_products(self.joint, self.n_classes, count[:-1].sum(2), above)
 
     def _losses_fit(self) -> bool:
-        """Whether the sums of powers may be those of n losses: (Σv)² ≤ n Σv² and (Σv²)² ≤ Σv Σv³."""
+        """Whether the sums of powers may be those of n losses: (Σv)² ≤ n Σv² and (Σv²)² ≤ Σv Σv³, none beyond the highest."""
         n, slack = self.samples[0], 1 + SLACK
         for highest, (one, two, three) in zip((HIGHEST, 2.0), self.samples[2:].reshape(2, 3), strict=True):
-            if min(one, two, three) < 0 or one > highest * n * slack + SLACK:
+            if min(one, two, three) < 0:
+                return False
+            if any(more > highest * less * slack + SLACK for less, more in ((n, one), (one, two), (two, three))):
                 return False
             if one * one > n * two * slack + SLACK or two * two > one * three * slack + SLACK:
                 return False

@@ -33,7 +33,10 @@ def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json])
             said.append(f"None of the {len(tested)} {kind} stands out.")
         hidden = sum(bool(one.get("hidden")) for one in of.values())
         if hidden:
-            said.append(f"{hidden} of {len(of)} {kind} {'is' if hidden == 1 else 'are'} hidden: too few samples.")
+            said.append(
+                f"{hidden} of {len(of)} {kind} {'is' if hidden == 1 else 'are'} hidden: "
+                "too few samples, or they would give others away."
+            )
     return said + gain(pooled, sites, found)
 
 
@@ -57,17 +60,19 @@ def rejected(cells: Mapping[str, Json]) -> list[str]:
 def status(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json]) -> Status:
     """Whether the probabilities are right: overall and everywhere, overall only, not, or too few samples to say."""
     p = p_value(pooled)
-    if pooled.get("hidden") or p is None or pooled["ici"]["value"] is None:
+    if pooled.get("hidden") or p is None:
         return "unknown"
-    if p <= LEVEL:
+    if p <= LEVEL:  # also where scores separate the classes, and there is no curve
         return "not calibrated"
+    if pooled["ici"]["value"] is None:
+        return "unknown"
     return "in part" if rejected(sites) or rejected(groups) else "calibrated"
 
 
 def headline(pooled: Json, found: Status) -> str:
     """Whether the model is calibrated, in a sentence."""
     return {
-        "unknown": "Too few samples of each class to judge the calibration.",
+        "unknown": "The calibration cannot be judged: too few samples of a class, or scores that separate the classes.",
         "not calibrated": "The model is not calibrated.",
         "in part": "The model is calibrated overall, but not everywhere.",
         "calibrated": f"These {pooled['n']} samples show no sign of miscalibration.",
@@ -124,9 +129,13 @@ def direction(measures: Json) -> list[str]:
             )
     if slope["low"] is not None:
         if slope["high"] < 1:
-            said.append(f"They are too extreme: slope {slope['value']:.2f}{between(slope)}.")
+            said.append(
+                f"{'They' if said else 'Probabilities'} are too extreme: slope {slope['value']:.2f}{between(slope)}."
+            )
         elif slope["low"] > 1:
-            said.append(f"They are too timid: slope {slope['value']:.2f}{between(slope)}.")
+            said.append(
+                f"{'They' if said else 'Probabilities'} are too timid: slope {slope['value']:.2f}{between(slope)}."
+            )
     return said
 
 

@@ -94,7 +94,10 @@ def evaluate(
             results[name] = evaluate_samples(samples, view, groups, names, thresholds, min_count)
     before, after = found.rows("before"), found.rows("after") if calibration else None
     result, earlier = results["after" if after else "before"], results["before"] if after else None
-    shown = list(before)[len(sites) == 1 :]  # of a single site, pooled would say the same
+    hidden = [name for name, one in result.sites.items() if one.get("hidden")]
+    shown = [name for name in before if name not in hidden][len(sites) == 1 :]  # of a single site, pooled says the same
+    if result.pooled.get("hidden"):
+        shown = []
     rows = [table_row(name, before[name]) for name in shown]
     if after:
         rows = [
@@ -106,8 +109,8 @@ def evaluate(
     if after:
         print(f"after against before: {difference(found.difference('after', 'before'))}")
     ece = {name: tally.reliability.ece() for name, tally in found.tallies["after" if after else "before"].items()}
-    worst = max(ece, key=lambda name: ece[name])
-    out.print(f"worst client: {safe(worst)}, ECE {100 * ece[worst]:.1f} %")
+    if worst := max((name for name in ece if name in shown), key=lambda name: ece[name], default=""):
+        out.print(f"worst client: {safe(worst)}, ECE {100 * ece[worst]:.1f} %")
     for sentence in in_words(earlier, result):
         out.print(safe(sentence), soft_wrap=True, highlight=False)
     title = counted(len(sites), "site") + (f", calibrated by {scaler}" if scaler else "")

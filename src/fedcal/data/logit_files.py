@@ -82,6 +82,12 @@ def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES
         return Rows(logits, labels, None if sites is None else sites.astype(np.str_), meant == "probs", groups)
 
 
+def _twice(paths: Sequence[Path]) -> Path:
+    """The first file that was named before."""
+    seen = [path.resolve() for path in paths]
+    return next(path for i, path in enumerate(paths) if seen[i] in seen[:i])
+
+
 def read_sites(
     paths: Sequence[Path],
     kind: Kind | None = None,
@@ -97,6 +103,8 @@ def read_sites(
     such as subgroups. `on_file` is called after each file, with how many are read.
     """
     files: list[tuple[Path, Rows]] = []
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise FedCalError(f"{_twice(paths)}: given twice: name each file once")
     for path in paths:
         files.append((path, read_rows(path, kind, most_bytes, columns)))
         on_file(len(files))

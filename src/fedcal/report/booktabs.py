@@ -51,6 +51,13 @@ _ESCAPED = {c: "\\" + c for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # after \\, at the start of a row, it would begin an argument
+    "*": "{*}",
+    "≤": r"$\le$",
+    "≥": r"$\ge$",
     "–": "--",
     "−": "$-$",
     "±": r"$\pm$",

@@ -180,10 +180,11 @@ def _forest(result: Evaluation, key: str, reference: float | None, log: bool) ->
 
 def _sites(result: Evaluation, before: Evaluation | None, top: bool) -> list[Markup]:
     """Calibration plots of the first sites and groups."""
-    shown = [*result.sites.items()] if len(result.sites) > 1 else []
-    earlier = {**before.sites, **before.groups} if before else {}
-    drawn = [(name, one) for name, one in [*shown, *result.groups.items()] if not one.get("hidden") and one["n"]]
+    pairs = [(result.sites, before.sites if before else {})] if len(result.sites) > 1 else []
+    pairs.append((result.groups, before.groups if before else {}))
+    every = [(name, one, earlier.get(name)) for some, earlier in pairs for name, one in some.items()]
+    drawn = [row for row in every if not row[1].get("hidden") and row[1]["n"]]
     return [
-        inline(plot_calibration(one, name, earlier.get(name), top), f"site-{i}", f"Calibration plot of {name}")
-        for i, (name, one) in enumerate(drawn[:MOST])
+        inline(plot_calibration(one, name, earlier, top), f"site-{i}", f"Calibration plot of {name}")
+        for i, (name, one, earlier) in enumerate(drawn[:MOST])
     ]

@@ -118,12 +118,17 @@ def set_row(name: str, measures: Json) -> list[str]:
     return [name, *counts, *(cell(measures.get(key), digits_of(key)) for key in SHORT)]
 
 
+def escape_markdown(text: str) -> str:
+    """Write text so that it stays in its cell, and is no tag."""
+    return "".join(f"\\{c}" if c in "\\|<" else c for c in " ".join(text.split()))
+
+
 def as_markdown(result: Evaluation) -> str:
     """All tables in Markdown."""
     parts = []
     for table in tables(result):
         lines = [table.head, ["---", *("---:" for _ in table.head[1:])], *table.rows]
-        body = "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines)
+        body = "\n".join(f"| {' | '.join(map(escape_markdown, line))} |" for line in lines)
         parts.append(f"**{table.title}**\n\n{body}\n")
     return "\n".join(parts)
 
