@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcal.base.limits import MOST_BYTES
-from fedcal.cli.logits import out, print_table
+from fedcal.cli.logits import out, print_sorted_classes, print_table
 from fedcal.cli.options import ADVANCED, Classes, Files, Kind, MaxBytes, kind_of, parse_classes
 from fedcal.cli.start import safe
 from fedcal.errors import FedCalError, counted
@@ -102,6 +102,7 @@ def evaluate(
             for name in shown
             for row in (table_row(f"{name}, before", before[name]), table_row(f"{name}, after", after[name]))
         ]
+    print_sorted_classes(None if meant else read.classes)
     print_table(rows)
     if after:
         print(f"after against before: {difference(found.difference('after', 'before'))}")

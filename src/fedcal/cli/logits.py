@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,7 +30,11 @@ from fedcal.cli.start import safe
 from fedcal.errors import FedCalError, FedCalWarning, counted
 from fedcal.methods import DEFAULT
 
+if TYPE_CHECKING:
+    import numpy as np
+
 out = Console()
+SHOWN = 20  # classes, in a line that lists them
 
 
 def calibrate(
@@ -74,7 +79,7 @@ def calibrate(
     scaler, summed_up = out_dir / "scaler.safetensors", out_dir / "summary.json"
     page, figures = out_dir / "report.html", out_dir / "report.json"
     if scaler.exists() and not overwrite:
-        raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
+        raise FedCalError(f"{scaler} exists: choose another folder, or pass --overwrite")
     for written in (scaler, summed_up, page, figures):
         check_outputs({"--out": written}, files)
     chosen, estimated, sets = get_method(method, **sets_options(alpha, coverage)), None, None
@@ -110,7 +115,8 @@ def calibrate(
             write_page(page, after, title, before, calibrate_files.next_steps(shlex.quote(str(scaler))), held_out)
     if quiet:
         return
-    names = {"before": "before", "global": "global scaler", "own": "each client's own"}
+    print_sorted_classes(None if classes else read.classes)
+    names = {"before": "before", "global": "global scaler", "own": "personal scalers"}
     if estimated:
         print_table([table_row(names[view], estimated.pooled(view)) for view in estimated.tallies])
         for view in estimated.tallies:
@@ -181,7 +187,7 @@ def apply(
     calibration = Scaler.load(scaler)
     rows = read_rows(file, kind_of(probs), max_bytes)
     if own and rows.sites is None:
-        raise FedCalError(f"{file}: --own needs a column `site`; or say --client NAME for all rows")
+        raise FedCalError(f"{file}: --own needs a column `site`; pass --client NAME if all rows are of one site")
     logits, named = rows.logits, parse_classes(classes)
     names = calibration.classes if named is None else check_classes(named, logits.shape[1]).tolist()
     calibrated = np.empty_like(logits)
@@ -196,6 +202,13 @@ def apply(
     if members is not None and (few := calibrate_files.too_few(calibration, alpha)):
         print(few)
     out.print(f"{len(logits)} samples: [bold]{safe(out_file)}[/bold]", soft_wrap=True)
+
+
+def print_sorted_classes(classes: Sequence[Any] | np.ndarray | None) -> None:
+    """Say which class each column was taken for, where that follows from the sorted labels alone: it may be wrong."""
+    if classes is not None:
+        names = ", ".join(str(name) for name in classes[:SHOWN]) + ("" if len(classes) <= SHOWN else ", …")
+        out.print(f"Columns: {safe(names)} (labels, sorted; if the order is another, pass --classes)", soft_wrap=True)
 
 
 def print_table(rows: list[list[str]]) -> None:

@@ -47,7 +47,7 @@ def monitor_start(
 
     check_outputs({"--out": out_file}, [scaler])
     if out_file.exists() and not overwrite:
-        raise FedCalError(f"{out_file} exists: choose another file, or say --overwrite")
+        raise FedCalError(f"{out_file} exists: choose another file, or pass --overwrite")
     names = [name.strip() for name in sites.split(",")] if sites is not None else None
     monitor = Monitor(Scaler.load(scaler), names, alpha=alpha, tolerance=tolerance)
     monitor.save(out_file)

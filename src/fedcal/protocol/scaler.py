@@ -194,7 +194,9 @@ class Scaler:
                 what = f"{given} logits" if given == self.n_classes else f"{given} columns"
                 raise FedCalError(f"this scaler was fitted on {d} features and their head; you gave {what}")
         elif logits.shape[1] != self.n_classes:
-            raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
+            raise FedCalError(
+                f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give a column for each of them"
+            )
 
     @one_thread()
     def welcome(self, client: str | int, logits: Any, labels: Any = None, *, probs: bool | None = None) -> None:
