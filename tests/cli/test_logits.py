@@ -86,7 +86,7 @@ def command(capsys: pytest.CaptureFixture[str], text: str, code: int = 0) -> str
 
 def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = command(capsys, f"calibrate {' '.join(FILES)} --out cal")
-    assert "global scaler" in text and "was not fitted on" in text and "fitted on all samples: " in text
+    assert "global scaler" in text and "held-out fifth of each client" in text and "fitted on all samples: " in text
     summary = json.loads(Path("cal/summary.json").read_text())
     assert summary["method"] == "fedcal-plus" and summary["classes"] == K and summary["n"] == 450
     assert summary["clients"] == {"siteA": 150, "siteB": 150, "siteC": 150}
@@ -191,7 +191,7 @@ def test_sites_of_a_few_samples(place: Path, capsys: pytest.CaptureFixture[str])
     for name in "ab":
         np.savez(f"{name}.npz", logits=draw(1, 3)[0], labels=draw(1, 3)[1])
     text = command(capsys, "calibrate a.npz b.npz --out cal")
-    assert "nothing is known of how good" in text and "fell back on a temperature" in text
+    assert "the quality of the scaler was not measured" in text and "fell back on a temperature" in text
     assert json.loads(Path("cal/summary.json").read_text())["estimate"] is None
 
 

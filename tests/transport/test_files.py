@@ -504,7 +504,7 @@ def test_an_exact_fit_begins_again_without_a_site(place: Path, capsys: pytest.Ca
     capsys.readouterr()
     command("server receive dir dir/siteA-0002.safetensors dir/siteC-0002.safetensors --without siteB")
     printed = capsys.readouterr().out
-    assert "The fit begins again without siteB" in printed
+    assert "The fit starts again without siteB" in printed
     assert "Round 3: dir/request-0003.safetensors is for siteA, siteC." in printed
     command("client reply dir/request-0003.safetensors siteB.npz", code=2)
     assert "unknown site 'siteB'" in capsys.readouterr().err
@@ -544,7 +544,7 @@ def test_an_averaging_fit_goes_on_without_a_site(
         request = server.request
         assert request is not None
         server.receive({site: clients[site].reply(request) for site in sites})
-    assert "Going on without siteB." in capsys.readouterr().out
+    assert "Continuing without siteB." in capsys.readouterr().out
     assert bits(Scaler.load("dir/scaler.safetensors").params) == bits(server.scaler.params)
     assert len(getattr(server.fit, "latest", {})) == (3 if average == "latest" else 0)
 

@@ -273,7 +273,7 @@ class Additive(Method):
 
     additive = True
 
-    rounds: int = option(1000, "Rounds at most; the fit stops by itself when it is done.", low=1)
+    rounds: int = option(1000, "Largest number of rounds; the fit usually stops earlier.", low=1)
     fit_on: Literal["held-out", "train"] = option("held-out", FIT_ON)
 
     @abstractmethod
