@@ -149,7 +149,7 @@ class Method(ABC):
         Args:
             n_classes: K of the logits.
             rounds: rounds at most.
-            seed: of whatever is drawn at random.
+            seed: for everything that is random.
 
         Returns:
             The fit: what it asks next, and in the end the scaler's parameters.
@@ -196,7 +196,7 @@ class Method(ABC):
         return self.apply(personal or params, logits)
 
     def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
-        """Return a client's personal scaler; empty where the global one serves.
+        """Return a client's personal scaler; empty if it uses the global one.
 
         Args:
             params: the global scaler.

@@ -45,7 +45,7 @@ class Server:
     Args:
         method: a name (see `fedcal methods`), also with options ("fedcal-plus:accuracy=keep"), or a method.
         n_classes: K of the logits.
-        seed: of whatever is drawn at random.
+        seed: for everything that is random.
         rounds: rounds in all; the method's own number if not given.
         classes: the label of each column; empty if labels are the columns' numbers.
         privacy: differential privacy of an additive method: its private program is run.

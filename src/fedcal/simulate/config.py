@@ -132,30 +132,30 @@ class Config:
         return replace(self, **{k: v for k, v in known.items() if getattr(self, k) is None})
 
     def methods(self) -> dict[str, Method]:
-        """Return the methods asked for, by their specs."""
+        """Return the methods of the config, by their specs."""
         from fedcal.methods import get_method
 
         return {spec: get_method(spec) for spec in self.method}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as it stands in config.json."""
+        """Return the config as it is written to config.json."""
         from fedcal.methods import method_to_json
 
         return {"schema": SCHEMA, **asdict(self), "method": [method_to_json(m) for m in self.methods().values()]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str = "config") -> Config:
-        """Read it back from config.json.
+        """Read a config from config.json.
 
         Args:
-            values: what `to_dict` gave.
+            values: what `to_dict` returned.
             source: where they are from, for messages.
 
         Returns:
             The config.
 
         Raises:
-            FedCalError: a field is unknown or not as it should be, or the schema is another one.
+            FedCalError: a field is unknown or invalid, or the schema is another one.
         """
         from fedcal.methods import method_from_json, spec_of
 

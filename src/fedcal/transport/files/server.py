@@ -63,7 +63,7 @@ def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[s
         method: see `fedcal methods`; with options as in "fedcal-plus:accuracy=keep".
         classes: their number, or the label of each column.
         sites: names of the sites.
-        seed: of whatever is drawn at random.
+        seed: for everything that is random.
 
     Returns:
         The federation.

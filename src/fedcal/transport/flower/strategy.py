@@ -50,7 +50,7 @@ class CalibratedStrategy(Strategy):
         method: a name (see `fedcal methods`), or a name with options: "fedcal-plus:accuracy=keep".
         n_classes: K of the model's logits.
         classes: the label of each column, if labels are not the columns' numbers.
-        seed: of whatever is drawn at random.
+        seed: for everything that is random.
         robust: "median" or "trimmed" in place of the mean, for methods whose nodes send scalers.
         privacy: differential privacy of an additive method. With `where="local"` or `"distributed"` nodes add the noise; one
             that has a privacy of its own (`calibration_mod`) keeps to that. `"distributed"` needs `secure`.
