@@ -21,7 +21,7 @@ def interrupted(*_, **__):
         (
             "federate --data digits --out {} --quiet",
             "fedcal.federate.launch.federate",
-            "kept in {}: go on with the same",
+            "kept in {}: continue with the same",
         ),
         ("calibrate a.npz --out {}", "fedcal.data.logit_files.read_sites", "run the same command again"),
         ("evaluate a.npz", "fedcal.data.logit_files.read_sites", "run the same command again"),

@@ -337,9 +337,9 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "one site missing": (
         lambda: None,
         f"server receive dir {B2}",
-        "round 2: no reply of siteA, siteC; wait for it, or go on with --without siteA",
+        "round 2: no reply from siteA, siteC; wait for it, or continue with --without siteA",
     ),
-    "no replies": (lambda: None, "server receive dir", "no reply of siteA, siteB, siteC"),
+    "no replies": (lambda: None, "server receive dir", "no reply from siteA, siteB, siteC"),
     "missing file": (lambda: Path(B2).unlink(), RECEIVE, f"{B2} cannot be read: No such file"),
     "a folder": (lambda: None, f"server receive dir {B2} nets", "nets cannot be read: Is a directory"),
     "without nobody": (lambda: None, RECEIVE + " --without siteX", "unknown site 'siteX'"),

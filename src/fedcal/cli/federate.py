@@ -125,7 +125,7 @@ def federate(
         for line in plan.commands():
             print(line)
         return
-    kept = f"finished rounds are kept in {out_dir}: go on with the same command and --resume"
+    kept = f"finished rounds are kept in {out_dir}: continue with the same command and --resume"
     with locked(out_dir, "fedcal federate"), when_stopped(lambda: kept), Parts(out, quiet) as parts:
         check_folder(out_dir, config, resume, overwrite)
         if not quiet:

@@ -79,7 +79,7 @@ def _kept(folder: Path, data: Path | None, model: str | None) -> str:
     words = ["fedcal", "run", "--resume", "--out", str(folder)]
     words += ["--data", str(data)] if data else []
     words += ["--model", model] if model else []
-    return f"finished rounds are kept in {folder}: go on with `{shlex.join(words)}`"
+    return f"finished rounds are kept in {folder}: continue with `{shlex.join(words)}`"
 
 
 def command_of_config() -> Callable[..., None]:

@@ -269,4 +269,4 @@ def federate(
     )  # a private run has no results by client
     if not (plan.folder / done).exists():
         why = f"it took more than {timeout:.0f} s" if code == -1 else processes.tail("run")
-        raise FedCalError(f"the federation did not finish ({why}): see {plan.flower / 'logs'}; go on with --resume")
+        raise FedCalError(f"the federation did not finish ({why}): see {plan.flower / 'logs'}; continue with --resume")

@@ -143,7 +143,7 @@ class Server:
             FedCalError: one line that names the client and the reason.
         """
         if (request := self.request) is None:
-            raise FedCalError(f"{name} replies, but nothing was asked: the scaler is ready")
+            raise FedCalError(f"{name} sent a reply, but no request is open: the scaler is ready")
         known = self.known.get(name)
         check_reply(name, reply, request, self.plan, known, self.example, self.privacy is not None)
         self._checked[name] = (known or Known()).after(reply)
@@ -162,7 +162,7 @@ class Server:
             FedCalError: where a reply is refused, or all of them together lead nowhere.
         """
         if (request := self.request) is None:
-            raise FedCalError("nothing was asked: the scaler is ready")
+            raise FedCalError("no request is open: the scaler is ready")
         pairs: Any = replies
         if isinstance(replies, Mapping):
             pairs = list(replies.items())
@@ -214,10 +214,10 @@ class Server:
         more than RESTARTS times, and not where that would cost privacy twice.
 
         Args:
-            names: the clients that fell away; unknown ones are noted and change nothing.
+            names: the clients that dropped out; unknown ones are noted and change nothing.
 
         Returns:
-            Whether the fit begins again: replies to the last request are then of no use.
+            Whether the fit starts again: replies to the last request can then not be used.
         """
         leaving = sorted(names)
         self.ledger.dropped += [name for name in leaving if name not in self.ledger.dropped]

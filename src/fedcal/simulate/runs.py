@@ -273,7 +273,7 @@ def check_folder(folder: Path, config: Config, resume: bool, overwrite: bool) ->
         return
     if not resume:
         raise FedCalError(
-            f"{folder} holds a run already ({found[0]}): go on with --resume, replace it with --overwrite, "
+            f"{folder} holds a run already ({found[0]}): continue with --resume, replace it with --overwrite, "
             "or choose another"
         )
     stored = Config.from_dict(read_json(folder / "config.json"), str(folder / "config.json"))
