@@ -168,12 +168,12 @@ LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
 
 METRICS: dict[str, tuple[Callable[[], Any], str]] = {
     "logits for probabilities": (lambda: fedcal.ece(LOGITS, LABELS), "pass softmax(logits)"),
-    "probs below 0": (lambda: fedcal.nll([[-0.1, 1.1]], [0]), "range -0.1 to 1.1"),
-    "probs above 1": (lambda: fedcal.brier([[0.0, 1.005]], [0]), "range 0 to 1.005"),
+    "probs below 0": (lambda: fedcal.nll([[-0.1, 1.1]], [0]), "row 0 holds 1.1"),
+    "probs above 1": (lambda: fedcal.brier([[0.0, 1.005]], [0]), "row 0 holds 1.005"),
     "probs NaN": (lambda: fedcal.accuracy(spoilt(PROBS, np.nan), LABELS), "row 0 holds NaN or infinity"),
     "probs 3-D": (lambda: fedcal.mce(PROBS[None], LABELS), "shape (samples, classes)"),
     "P(class 1), labels of three": (lambda: fedcal.mce(PROBS[:, 0], LABELS), "labels must lie in 0..1: found 2"),
-    "P(class 1) above 1": (lambda: fedcal.ece([0.2, 1.5], [0, 1]), "range -0.5 to 1.5"),
+    "P(class 1) above 1": (lambda: fedcal.ece([0.2, 1.5], [0, 1]), "row 1 holds 1.5"),
     "top k of decision scores": (lambda: fedcal.top_k([-3.0, 1.5], [0, 1]), "scores are not probabilities"),
     "labels too high": (lambda: fedcal.classwise_ece(PROBS, LABELS + 7), "0..2: found 9"),
     "labels strings, not all": (lambda: fedcal.nll(PROBS, WORDS[LABELS % 2]), "2 different labels for 3 columns"),
@@ -264,7 +264,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 RUNS: dict[str, tuple[dict[str, Any], str]] = {
-    "more clients than samples": ({"clients": 10**6}, "n_clients must lie in 1..1347"),
+    "more clients than samples": ({"clients": 10**6}, "the number of clients must lie in 1..1347"),
     "more clients a round than clients": ({"clients_per_round": 5}, "clients_per_round is 5, but there are 4 clients"),
     "cnn on features": ({"data": "heart", "model": "cnn", "clients": None}, "model cnn needs images"),
     "natural where there is none": ({"partition": "natural", "clients": None}, "digits has no natural clients"),

@@ -26,10 +26,10 @@ class FedCalError(ValueError):
 
 
 class FedCalWarning(UserWarning):
-    """Something that works, but probably not as it was meant.
+    """Something that works, but probably not as intended.
 
     Examples:
-        Logits that look like probabilities, and nobody said which they are:
+        Logits that look like probabilities, without `probs=`:
 
         >>> import fedcal, warnings
         >>> with warnings.catch_warnings(record=True) as caught:

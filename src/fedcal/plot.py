@@ -1,4 +1,4 @@
-"""Plots of calibration for notebooks and papers, on matplotlib axes of yours or on new ones.
+"""Plots of calibration for notebooks and papers, on your own matplotlib axes or on new ones.
 
 Each function takes arrays and an `ax`, draws on it and returns it, as scikit-learn's displays do. matplotlib is imported
 when the first plot is drawn.
@@ -61,7 +61,7 @@ def reliability(
         ax: matplotlib axes to draw on; new ones if not given.
         bins: "width" for bins of equal width, "mass" for bins of equally many samples, "smooth" for a smooth curve.
         n_bins: the number of bins.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
         name: the plot's title.
 
     Returns:
@@ -112,7 +112,7 @@ def before_after(
         ax: matplotlib axes to draw on; new ones if not given.
         bins: "width" for bins of equal width, "mass" for bins of equally many samples.
         n_bins: the number of bins.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
 
     Returns:
         The axes.
@@ -166,7 +166,7 @@ def per_client(
 ) -> Axes:
     """Draw the ECE of each client, and of each before calibration.
 
-    Hollow dots are of clients with fewer than 20 samples. An orange mark is the noise floor: what a perfectly calibrated
+    Hollow dots are clients with fewer than 20 samples. An orange mark is the noise floor: the ECE that a perfectly calibrated
     model would show on as many samples.
 
     Args:
@@ -174,7 +174,7 @@ def per_client(
         ax: matplotlib axes to draw on; new ones if not given.
         before: the same samples with the probabilities before calibration.
         n_bins: the number of bins, of equal width.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
 
     Returns:
         The axes.
@@ -221,16 +221,16 @@ def per_client(
 def confidence_histogram(
     probs: Any, labels: Any = None, ax: Any = None, *, n_bins: int = 20, classes: Any = None
 ) -> Axes:
-    """Draw how often the model is how sure, with its mean confidence and, if labels are given, its accuracy as lines.
+    """Draw a histogram of the model's confidence, with its mean and, if labels are given, the accuracy as lines.
 
-    Where the two lines are apart, the model claims more than it delivers, or less.
+    If the two lines are apart, the model is over- or underconfident.
 
     Args:
         probs: (N, K) probabilities, or (N,) of the second of two classes.
         labels: (N,) labels.
         ax: matplotlib axes to draw on; new ones if not given.
         n_bins: the number of bars.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
 
     Returns:
         The axes.

@@ -57,8 +57,8 @@ def test_insecure_is_said_and_then_so(tmp_path, capsys):
     ("words", "message"),
     [
         (["--data", "hearts"], "did you mean 'heart'"),
-        (["--method", "val-ts"], "nothing that nodes do"),
-        (["--method", "uncal"], "nothing that nodes do"),
+        (["--method", "val-ts"], "cannot run on nodes"),
+        (["--method", "uncal"], "cannot run on nodes"),
         (["--method", "fedcal-pls"], "did you mean 'fedcal-plus'"),
         (["--method", "fed-ts", "--robust", "median"], "no median"),
         (["--rounds", "0"], "rounds must be at least 1"),

@@ -86,7 +86,7 @@ def command(capsys: pytest.CaptureFixture[str], text: str, code: int = 0) -> str
 
 def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = command(capsys, f"calibrate {' '.join(FILES)} --out cal")
-    assert "global scaler" in text and "was not fitted on" in text and "fitted on all samples: " in text
+    assert "global scaler" in text and "held-out fifth of each client" in text and "fitted on all samples: " in text
     summary = json.loads(Path("cal/summary.json").read_text())
     assert summary["method"] == "fedcal-plus" and summary["classes"] == K and summary["n"] == 450
     assert summary["clients"] == {"siteA": 150, "siteB": 150, "siteC": 150}
@@ -132,10 +132,19 @@ def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str
     assert page.count("<svg") == 8 and "siteB" in page and "<script" not in page  # all sites, 4 forests, 3 sites
 
 
+def test_sorted_labels_are_shown_as_columns(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("x.npz", logits=Z, labels=np.array(["cat", "owl", "dog"])[Y])
+    taken = "Columns: cat, dog, owl (labels, sorted; if the order is another, pass --classes)"
+    assert taken in command(capsys, "calibrate x.npz --method fed-ts --no-report --out sorted")
+    assert taken in command(capsys, "evaluate x.npz")
+    assert "Columns:" not in command(capsys, "evaluate x.npz --scaler sorted/scaler.safetensors")
+    assert "Columns:" not in command(capsys, "evaluate x.npz --classes cat,owl,dog")
+
+
 def test_sets_from_files_to_files(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     text = command(capsys, f"calibrate {' '.join(FILES)} --method fed-bias --alpha 0.2 --coverage site --out cal")
-    assert "sets, each client's own: " in text and "hold the label (target 80.0%)" in text
+    assert "sets, personal scalers: " in text and "hold the label (target 80.0%)" in text
     summary = json.loads(Path("cal/summary.json").read_text())
     assert summary["options"] == {"alpha": 0.2, "coverage": "site"}
     assert set(summary["estimate"]["sets"]["own"]) == {"coverage", "target", "size"}
@@ -182,7 +191,7 @@ def test_sites_of_a_few_samples(place: Path, capsys: pytest.CaptureFixture[str])
     for name in "ab":
         np.savez(f"{name}.npz", logits=draw(1, 3)[0], labels=draw(1, 3)[1])
     text = command(capsys, "calibrate a.npz b.npz --out cal")
-    assert "nothing is known of how good" in text and "fell back on a temperature" in text
+    assert "the quality of the scaler was not measured" in text and "fell back on a temperature" in text
     assert json.loads(Path("cal/summary.json").read_text())["estimate"] is None
 
 
@@ -243,7 +252,7 @@ CSV = "calibrate siteA.npz x.csv --out new"
 BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "probabilities as logits": (npz(logits=softmax(Z)), CAL, "x.npz: logits look like probabilities"),
     "logits as probabilities": (npz(logits=None, probs=Z), CAL, "are not probabilities"),
-    "logits said to be probs": (npz(), CAL + " --probs", "--probs is said, but the file has logits"),
+    "logits said to be probs": (npz(), CAL + " --probs", "--probs is given, but the file has logits"),
     "both": (npz(probs=softmax(Z)), CAL, "which of logits, probs is meant?"),
     "neither": (npz(logits=None, scores=Z), CAL, "neither logits nor probs, but scores"),
     "other K": (npz(logits=draw(0, k=4)[0], labels=draw(0, k=4)[1]), CAL, "x.npz: 4 classes, where siteA.npz has 3"),
@@ -269,10 +278,18 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "csv empty": (text(""), CSV, "x.csv: it is empty"),
     "csv without rows": (text(HEAD), CSV, "x.csv: no samples"),
-    "csv without header": (text("1,2,3,0\n"), CSV, "x.csv: columns 1, 2, 3, 0: name them logit_0"),
-    "csv with words": (text(HEAD + "1,2,x,0\n"), CSV, "x.csv: cannot be read as CSV (could not convert string 'x'"),
+    "csv without header": (text("1,2,3,0\n"), CSV, "x.csv: columns 1, 2, 3, 0: name the scores logit_0"),
+    "csv with words": (
+        text(HEAD + "1,2,x,0\n"),
+        CSV,
+        "x.csv: row 1 below the header, column logit_2: 'x' is not a number",
+    ),
     "csv with a short row": (text(HEAD + "1,2,3,0\n1,2\n"), CSV, "x.csv: line 3 has 2 cells, where the header has 4"),
-    "csv with a gap": (text(HEAD + "1,2,,0\n"), CSV, "x.csv: cannot be read as CSV"),
+    "csv with a gap": (
+        text(HEAD + "1,2,,0\n"),
+        CSV,
+        "x.csv: row 1 below the header, column logit_2: the cell is empty",
+    ),
     "csv not UTF-8": (text(b"\xff\xfe,\n1\n"), CSV, "x.csv: it is not text in UTF-8"),
     "csv without a class": (text("logit_0,logit_2,label\n1,2,0\n"), CSV, "column logit_1 is missing"),
     "csv with one name twice": (text("p_0,p_0,label\n1,2,0\n"), CSV, "two columns have one name"),

@@ -77,7 +77,7 @@ def test_methods_are_all_listed(command: Command) -> None:
 def test_methods_recommends_one(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = command("methods")
-    assert text.startswith(f"If in doubt, take {DEFAULT}") and "…" not in text
+    assert text.startswith(f"If in doubt, use {DEFAULT}") and "…" not in text
     for _, spec in CHOICES:
         assert get_method(spec) and f" {spec} " in text
 
@@ -105,7 +105,7 @@ def test_data_sets_are_all_listed(command: Command) -> None:
 
 
 def test_an_embedded_set_needs_no_files(command: Command) -> None:
-    assert command("data", "verify", "digits").endswith("digits: all is well\n")
+    assert command("data", "verify", "digits").endswith("digits: all files are intact\n")
     assert "nothing to fetch" in command("data", "fetch", "heart")
 
 

@@ -94,7 +94,7 @@ def test_own_data_and_model_and_going_on_with_them(
         ("--data none.npz", "none.npz: no such file"),
         ("--data none.txt", "unknown data set 'none.txt'"),
         ("--data x@0123456789abcdef", "on data of your own, x@0123456789abcdef"),
-        ("--data 'my data.npz' --partition iid --clients 99", "n_clients must lie in 1..64"),
+        ("--data 'my data.npz' --partition iid --clients 99", "the number of clients must lie in 1..64"),
         ("--data 'my data.npz' --clients 3", "has 4 natural clients, not 3"),
     ],
 )

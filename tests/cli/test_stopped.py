@@ -21,18 +21,18 @@ def interrupted(*_, **__):
         (
             "federate --data digits --out {} --quiet",
             "fedcal.federate.launch.federate",
-            "kept in {}: go on with the same",
+            "kept in {}: continue with the same",
         ),
         ("calibrate a.npz --out {}", "fedcal.data.logit_files.read_sites", "run the same command again"),
         ("evaluate a.npz", "fedcal.data.logit_files.read_sites", "run the same command again"),
         ("methods fed-ts", "fedcal.methods.get_method", "nothing was written"),
-        ("server receive {}", "fedcal.transport.files.receive", "`fedcal server status DIR` says where it stands"),
+        ("server receive {}", "fedcal.transport.files.receive", "`fedcal server status DIR` shows the state"),
         (
             "client reply r.safetensors {}",
             "fedcal.transport.files.read_request",
             "the same command gives the same file",
         ),
-        ("data verify mnist --data-dir {}", "fedcal.data.files.verify", "files that are whole are kept"),
+        ("data verify mnist --data-dir {}", "fedcal.data.files.verify", "complete files are kept"),
     ],
 )
 def test_it_says_what_is_kept(tmp_path, monkeypatch, capsys, words, where, kept):

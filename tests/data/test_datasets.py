@@ -65,7 +65,7 @@ def test_a_missing_file_is_one_line_with_the_command(tmp_path, monkeypatch):
 
 
 def test_bad_arguments():
-    with pytest.raises(FedCalError, match="unknown dataset 'cifar-10': did you mean 'cifar10'"):
+    with pytest.raises(FedCalError, match="unknown data set 'cifar-10': did you mean 'cifar10'"):
         load("cifar-10")
     with pytest.raises(FedCalError, match="limit must be at least 1"):
         load("digits", limit=0)

@@ -100,7 +100,7 @@ def test_a_single_column_is_of_class_1(ending: str, kind: str) -> None:
 def test_a_score_may_be_said_to_be_a_probability() -> None:
     write("x.csv", {"score": np.linspace(0.01, 0.99, 40)})
     with pytest.raises(
-        FedCalError, match=r"x.csv: logits look like probabilities .*: name them probs, or say --logits"
+        FedCalError, match=r"x.csv: logits look like probabilities .*: name them probs, or pass --logits"
     ):
         read_rows(Path("x.csv"))
     assert read_rows(Path("x.csv"), "probs").probs and not read_rows(Path("x.csv"), "logits").probs
@@ -167,9 +167,9 @@ def test_bad_arrays_are_one_line(case: tuple[dict[str, Any], str]) -> None:
     ("text", "words"),
     [
         ("logit_0,logit_1,label\n1,2,cat\n1,2,\n", "x.csv: labels must not be empty: row 1"),
-        ("logit_0,logit_1,label\n1,b,cat\n", "x.csv: cannot be read as CSV (could not convert string 'b'"),
+        ("logit_0,logit_1,label\n1,b,cat\n", "x.csv: row 1 below the header, column logit_1: 'b' is not a number"),
         ("logit,p,label\n1,0.5,cat\n", "x.csv: which of logit, p is meant?"),
-        ("site,label\na,cat\n", "x.csv: columns site, label: name them logit_0"),
+        ("site,label\na,cat\n", "x.csv: columns site, label: name the scores logit_0"),
     ],
 )
 def test_bad_tables_are_one_line(text: str, words: str) -> None:

@@ -113,7 +113,7 @@ def test_nothing_is_expected_of_a_finished_server() -> None:
     reply = client.reply(server.request)
     server.receive({"site0": reply})
     for call in (lambda: server.check("site0", reply), lambda: server.receive({"site0": reply})):
-        with pytest.raises(FedCalError, match="nothing was asked: the scaler is ready"):
+        with pytest.raises(FedCalError, match="no request is open: the scaler is ready"):
             call()
 
 

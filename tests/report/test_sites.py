@@ -24,7 +24,7 @@ def test_a_row_has_a_cell_per_column(measured):
     tally = measured.pooled("before")
     row, found = dict(zip(COLUMNS, table_row("all", tally), strict=True)), tally.summary(interval=True)
     assert (row[""], row["n"], row["NLL"]) == ("all", "120", f"{found['nll']:.3f}")
-    assert row["ECE %"] == f"{100 * found['ece']:.1f}" and row["right %"] == f"{100 * found['accuracy']:.1f}"
+    assert row["ECE %"] == f"{100 * found['ece']:.1f}" and row["acc. %"] == f"{100 * found['accuracy']:.1f}"
     assert row["95 %"] == f"{100 * found['ece_low']:.1f}–{100 * found['ece_high']:.1f}"
 
 

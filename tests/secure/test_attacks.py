@@ -212,7 +212,7 @@ def test_a_public_key_of_low_order_is_refused():
         (None, "cannot be read"),
         ([1], "cannot be read"),
         ([{"stage": "keys"}], "cannot be read"),
-        ([{"session": "s", "stage": "mask"}], "is gone"),
+        ([{"session": "s", "stage": "mask"}], "lost its part"),
         ([{"session": "s", "stage": "keys"}, {"session": "s", "stage": "sing"}], "no stage 'sing'"),
         ([{"session": "s", "stage": "keys"}, {"session": "s", "stage": "keys"}], "not the next stage"),
         ([{"session": "s", "stage": "mask"}, {"session": "t", "stage": "mask"}], "cannot be read"),

@@ -91,7 +91,7 @@ def test_too_few_to_divide():
         ("shares", ([{"sealed": {"000": "00"}}], b""), "bytes were expected"),
         ("shares", ([{"sealed": {}}], b""), "share for every other node"),
         ("mask", ([{}], b"short"), "vector of 5 bytes"),
-        ("unmask", ([{"seeds": {}, "keys": {}}], b""), "other shares than it was asked for"),
+        ("unmask", ([{"seeds": {}, "keys": {}}], b""), "other shares than requested"),
         ("unmask", ([{"seeds": [], "keys": {}}], b""), "no shares by node"),
         ("mask", (["nonsense"], b""), "vector of 0 bytes"),
     ],

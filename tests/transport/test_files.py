@@ -339,9 +339,9 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "one site missing": (
         lambda: None,
         f"server receive dir {B2}",
-        "round 2: no reply of siteA, siteC; wait for it, or go on with --without siteA",
+        "round 2: no reply from siteA, siteC; wait for it, or continue with --without siteA",
     ),
-    "no replies": (lambda: None, "server receive dir", "no reply of siteA, siteB, siteC"),
+    "no replies": (lambda: None, "server receive dir", "no reply from siteA, siteB, siteC"),
     "missing file": (lambda: Path(B2).unlink(), RECEIVE, f"{B2} cannot be read: No such file"),
     "a folder": (lambda: None, f"server receive dir {B2} nets", "nets cannot be read: Is a directory"),
     "without nobody": (lambda: None, RECEIVE + " --without siteX", "unknown site 'siteX'"),
@@ -532,7 +532,7 @@ def test_an_exact_fit_begins_again_without_a_site(place: Path, capsys: pytest.Ca
     capsys.readouterr()
     command("server receive dir dir/siteA-0002.safetensors dir/siteC-0002.safetensors --without siteB")
     printed = capsys.readouterr().out
-    assert "The fit begins again without siteB" in printed
+    assert "The fit starts again without siteB" in printed
     assert "Round 3: dir/request-0003.safetensors is for siteA, siteC." in printed
     command("client reply dir/request-0003.safetensors siteB.npz", code=2)
     assert "unknown site 'siteB'" in capsys.readouterr().err
@@ -572,7 +572,7 @@ def test_an_averaging_fit_goes_on_without_a_site(
         request = server.request
         assert request is not None
         server.receive({site: clients[site].reply(request) for site in sites})
-    assert "Going on without siteB." in capsys.readouterr().out
+    assert "Continuing without siteB." in capsys.readouterr().out
     assert bits(Scaler.load("dir/scaler.safetensors").params) == bits(server.scaler.params)
     assert len(getattr(server.fit, "latest", {})) == (3 if average == "latest" else 0)
 

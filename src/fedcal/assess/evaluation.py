@@ -111,20 +111,20 @@ def evaluate(
     Args:
         sites: each site's (N, K) logits and (N,) labels; a mapping names them. The model, and the scaler, should not have
             seen these samples. (N,) scores are of two classes.
-        scaler: calibrate with it first.
+        scaler: calibrate with this scaler first.
         groups: subgroups: for each site (by name, or in the same order) each sample's group, or a mapping of such from the
             names of variables: {"a": {"sex": […], "age": […]}, …}.
-        thresholds: probabilities at which decisions are made; the first is that of `net_benefit`, `sensitivity` and so on.
-        personal: calibrate each site by its personal part of the scaler.
-        min_count: hide results of fewer samples, and those that would follow from others by subtraction; 0 hides nothing.
-        probs: True if the sites give probabilities, and not logits.
+        thresholds: decision thresholds; `net_benefit`, `sensitivity` and so on use the first.
+        personal: calibrate each site with its personal scaler.
+        min_count: hide results from fewer samples, and those that would reveal them by subtraction; 0 hides nothing.
+        probs: True if the sites give probabilities instead of logits.
         classes: the labels of the columns, in their order, where they are not the columns' numbers.
 
     Returns:
         The results: `pooled`, `sites`, `groups`, `site_groups` and `spread`.
 
     Raises:
-        FedCalError: where an argument or a site's samples are not as they should be.
+        FedCalError: an argument or a site's samples are invalid.
 
     Examples:
         >>> import fedcal, numpy as np

@@ -191,7 +191,7 @@ class ScoreSums:
 
     @property
     def n(self) -> int:
-        """How many samples are in it."""
+        """The number of samples."""
         return int(self.samples[0])
 
     def counts(self, row: int) -> tuple[int, int]:

@@ -122,11 +122,12 @@ def check_probs(values: Any, what: str = "probs") -> Array:
         row = int((~np.isfinite(sums)).argmax())
         raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity")
     if low < 0 or high > 1 + 1e-6 or off.any():
-        fault = (
-            f"row {int(off.argmax())} sums to {float(sums[off][0]):.4g}"
-            if off.any()
-            else f"range {low:.4g} to {high:.4g}"
-        )
+        if off.any():
+            fault = f"row {int(off.argmax())} sums to {float(sums[off][0]):.4g}"
+        else:  # the last of a row's bad values: the given one, where P(class 1) alone was given
+            bad = (probs < 0) | (probs > 1 + 1e-6)
+            row = int(bad.any(1).argmax())
+            fault = f"row {row} holds {float(probs[row][bad[row]][-1]):.4g}"
         raise FedCalError(f"{what} are not probabilities ({fault}): if they are logits, pass softmax(logits)")
     return probs
 

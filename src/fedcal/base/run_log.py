@@ -27,7 +27,7 @@ def append_round(path: Path, record: dict[str, Any]) -> None:
             file.write(json.dumps(seal(finite(record)), sort_keys=True) + "\n")
     except OSError as error:
         raise FedCalError(
-            f"cannot write {path}: {error.strerror or error}; correct that and go on with --resume"
+            f"cannot write {path}: {error.strerror or error}; correct that and continue with --resume"
         ) from None
 
 

@@ -11,7 +11,7 @@ from fedcal.cli.start import safe
 from fedcal.errors import FedCalError
 
 out = Console()
-data_app = typer.Typer(help="Data sets: what there is, and their files.", no_args_is_help=True)
+data_app = typer.Typer(help="List data sets, and download or check their files.", no_args_is_help=True)
 
 DataDir = Annotated[
     str | None, typer.Option(help="Folder of the data files (default: FEDCAL_DATA, else the user's cache).")
@@ -21,7 +21,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set (see `fedc
 
 @data_app.command("list")
 def data_list(data_dir: DataDir = None) -> None:
-    """What data sets there are, and whether their files are here."""
+    """List the data sets, and whether their files are here."""
     from rich.table import Table
 
     from fedcal.data import DATASETS, files
@@ -38,7 +38,7 @@ def data_list(data_dir: DataDir = None) -> None:
 
 @data_app.command("fetch")
 def data_fetch(name: Name, data_dir: DataDir = None) -> None:
-    """Download a data set's files; what is here and whole is not fetched again."""
+    """Download a data set's files; files that are here and intact are not fetched again."""
     from fedcal.data import files
 
     fetched = files.fetch(name, data_dir)
@@ -60,4 +60,4 @@ def data_verify(name: Name, data_dir: DataDir = None) -> None:
         out.print(f"{mark} {safe(finding.file)}: {safe(finding.message)}", soft_wrap=True)
     if bad := sum(not finding.ok for finding in findings):
         raise FedCalError(f"{name}: {bad} of {len(findings)} files are missing or damaged: fedcal data fetch {name}")
-    out.print(f"{name}: all is well")
+    out.print(f"{name}: all files are intact")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcal.base.limits import MOST_BYTES
-from fedcal.cli.logits import out, print_table
+from fedcal.cli.logits import out, print_sorted_classes, print_table
 from fedcal.cli.options import ADVANCED, Classes, Files, Kind, MaxBytes, kind_of, parse_classes
 from fedcal.cli.start import safe
 from fedcal.errors import FedCalError, counted
@@ -19,22 +19,27 @@ if TYPE_CHECKING:
 
 
 Column = Annotated[
-    list[str] | None, typer.Option("--group", metavar="COLUMN", help="Also by this column, such as sex; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--group", metavar="COLUMN", help="Also evaluate each group in this column, such as sex; may be repeated."
+    ),
 ]
 Threshold = Annotated[
     list[float] | None,
     typer.Option(
-        "--threshold", metavar="P", help="Decide at this probability; repeatable, the first counts. (default: 0.5)"
+        "--threshold",
+        metavar="P",
+        help="Decision threshold; may be repeated, tables and verdict use the first. (default: 0.5)",
     ),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write all results.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write all results as JSON.")]
 Report = Annotated[Path | None, typer.Option(help="Also write an HTML page with the plots.")]
 Tables = Annotated[
     Path | None,
     typer.Option(metavar="PATH", help="Also write TRIPOD+AI tables: a .md, .tex or .csv, or a folder for all three."),
 ]
 MinCount = Annotated[
-    int, typer.Option(help="Hide results of fewer samples; 0 hides nothing.", rich_help_panel=ADVANCED)
+    int, typer.Option(help="Hide results from fewer samples than this; 0 hides nothing.", rich_help_panel=ADVANCED)
 ]
 
 
@@ -42,7 +47,7 @@ def evaluate(
     files: Files,
     scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
     own: Annotated[
-        bool, typer.Option("--client", "--own", help="With --scaler: each site by its personal part.")
+        bool, typer.Option("--client", "--own", help="With --scaler: use each site's personal scaler.")
     ] = False,
     group: Column = None,
     threshold: Threshold = None,
@@ -54,9 +59,9 @@ def evaluate(
     classes: Classes = None,
     max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
-    """Measure files with logits or probabilities and labels: each site, and all of them together, with 95 % intervals.
+    """Evaluate logits or probabilities against labels: at each site and over all sites, with 95 % intervals.
 
-    With --scaler, before and after. The samples should not be those that the scaler was fitted on.
+    With --scaler, the model is evaluated before and after calibration. Use samples that the scaler was not fitted on.
     """
     from fedcal.assess.evaluation import evaluate_samples, name_classes
     from fedcal.assess.groups import check_groups
@@ -70,7 +75,7 @@ def evaluate(
     from fedcal.report.words import difference
 
     if own and scaler is None:
-        raise FedCalError("--client (--own) needs --scaler, whose personal parts are meant")
+        raise FedCalError("--own (or --client) needs --scaler: it uses the personal scalers in that file")
     thresholds, columns = threshold or [0.5], group or []
     all_thresholds(thresholds)
     check_written(json_file, report, tables, [*files, scaler])
@@ -105,6 +110,7 @@ def evaluate(
             for name in shown
             for row in (table_row(f"{name}, before", before[name]), table_row(f"{name}, after", after[name]))
         ]
+    print_sorted_classes(None if meant else read.classes)
     print_table(rows)
     if after:
         print(f"after against before: {difference(found.difference('after', 'before'))}")

@@ -21,7 +21,9 @@ def client_evaluate(
     file: File,
     out_file: Annotated[Path, typer.Option("--out", help="The sums, for the server.")],
     scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
-    own: Annotated[bool, typer.Option("--client", "--own", help="With --scaler: by the site's personal part.")] = False,
+    own: Annotated[
+        bool, typer.Option("--client", "--own", help="With --scaler: use the site's personal scaler.")
+    ] = False,
     group: Column = None,
     threshold: Threshold = None,
     min_count: MinCount = 5,
@@ -30,9 +32,9 @@ def client_evaluate(
     classes: Classes = None,
     max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
-    """Write the sums that an evaluation needs. They tell the site's scores, but no sample's features.
+    """Write the sums that the server needs for an evaluation. They reveal scores and outcomes, but no features.
 
-    Groups of fewer than --min-count samples are not sent.
+    Groups with fewer than --min-count samples are not sent.
     """
     from fedcal.assess.evaluation import SiteSums, name_classes
     from fedcal.assess.groups import check_groups
@@ -44,7 +46,7 @@ def client_evaluate(
     from fedcal.transport.files.evaluation import write_sums
 
     if own and scaler is None:
-        raise FedCalError("--client (--own) needs --scaler, whose personal part is meant")
+        raise FedCalError("--own (or --client) needs --scaler: it uses the personal scaler in that file")
     check_outputs({"--out": out_file}, [file, scaler])
     thresholds = threshold or [0.5]
     all_thresholds(thresholds)
@@ -70,14 +72,15 @@ def client_evaluate(
 @server_app.command("evaluate")
 def server_evaluate(
     files: Annotated[
-        list[Path], typer.Argument(metavar="SUMS...", help="Every site's, from `fedcal client evaluate`.")
+        list[Path],
+        typer.Argument(metavar="SUMS...", help="The files that `fedcal client evaluate` wrote, one per site."),
     ],
     json_file: JsonFile = None,
     report: Report = None,
     tables: Tables = None,
     min_count: MinCount = 5,
 ) -> None:
-    """Evaluate what the sites sent: all of them together, each site, each group."""
+    """Evaluate the sums that the sites sent: over all sites, at each site, in each group."""
     from fedcal.transport.files.evaluation import read_sums
 
     check_written(json_file, report, tables, files)

@@ -28,18 +28,21 @@ from fedcal.methods import DEFAULT
 if TYPE_CHECKING:
     from fedcal.transport.files import ServerFolder
 
-server_app = typer.Typer(help="The server of a federation by files.", no_args_is_help=True)
-client_app = typer.Typer(help="A site of a federation by files.", no_args_is_help=True)
+server_app = typer.Typer(help="Run the server of a federation that exchanges files.", no_args_is_help=True)
+client_app = typer.Typer(help="Take part as a site in a federation that exchanges files.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The site's .npz, .csv or .parquet.")]
 Name = Annotated[
-    str | None, typer.Option("--name", help="The site's name, or which of the file's sites. (default: the file's)")
+    str | None,
+    typer.Option(
+        "--name", help="The site's name; if the file has several sites, which one to use. (default: the file's name)"
+    ),
 ]
 State = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of what the site keeps between replies; it never leaves. (default: NAME.state beside its file)",
+        help="Folder for what the site keeps between replies; never send it. (default: NAME.state next to FILE)",
         rich_help_panel=ADVANCED,
     ),
 ]
@@ -48,14 +51,14 @@ State = Annotated[
 @server_app.command("start")
 def server_start(
     folder: Folder,
-    classes: Annotated[str, typer.Option(metavar="K|A,B,...", help="How many classes, or their labels in order.")],
-    sites: Annotated[str, typer.Option(help="Names of the sites, with commas between them.")],
+    classes: Annotated[str, typer.Option(metavar="K|A,B,...", help="The number of classes, or their labels in order.")],
+    sites: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
     method: Spec = DEFAULT,
     alpha: Alpha = None,
     coverage: Coverage = None,
     seed: Seed = 0,
 ) -> None:
-    """Begin a federation: write the first request, for every site."""
+    """Start a federation: write the first request, which goes to every site."""
     from fedcal.methods import get_method, spec_of
     from fedcal.transport.files import start
 
@@ -63,39 +66,39 @@ def server_start(
     spec = spec_of(get_method(method, **sets_options(alpha, coverage)))
     federation = start(folder, spec, names[0] if len(names) == 1 else names, sites.split(","), seed)
     _print_next(federation)
-    print(f"What leaves a site: {federation.server.plan.method.leaves}.")
+    print(f"What each site sends: {federation.server.plan.method.leaves}.")
 
 
 @server_app.command("receive")
 def server_receive(
     folder: Folder,
     replies: Annotated[
-        list[Path] | None, typer.Argument(metavar="REPLY...", help="The reply of every site to this round's request.")
+        list[Path] | None, typer.Argument(metavar="REPLY...", help="The replies of all sites to this round's request.")
     ] = None,
     without: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SITE",
-            help="Go on without this site; may be repeated. An exact fit begins again with the others.",
+            help="Continue without this site; may be repeated. An exact fit starts again with the others.",
         ),
     ] = None,
 ) -> None:
-    """Take a round's replies: write the next request, or the scaler when the fit is done."""
+    """Process a round's replies: write the next request, or the scaler when the fit is done."""
     from fedcal.transport.files import receive
 
     federation = receive(folder, replies or [], without or [])
     if without:
         names = ", ".join(without)
         if federation.server.fit.received:
-            print(f"Going on without {names}.")
+            print(f"Continuing without {names}.")
         else:
-            print(f"The fit begins again without {names}: replies to earlier requests are of no use any more.")
+            print(f"The fit starts again without {names}: replies to earlier requests can no longer be used.")
     _print_next(federation)
 
 
 @server_app.command("status")
 def server_status(folder: Folder) -> None:
-    """Say where a federation stands, and write its request (or scaler) again if that was lost."""
+    """Show the state of a federation, and write its request (or scaler) again if the file was lost."""
     from fedcal.transport.files import status
 
     _print_next(status(folder))
@@ -104,24 +107,28 @@ def server_status(folder: Folder) -> None:
 @server_app.command("merge")
 def server_merge(
     scaler: Annotated[Path, typer.Argument(metavar="SCALER", help="The server's scaler.safetensors.")],
-    parts: Annotated[list[Path], typer.Argument(metavar="PART...", help="Scalers that sites have finished and sent.")],
+    parts: Annotated[
+        list[Path],
+        typer.Argument(metavar="PART...", help="Scaler files from `fedcal client finish`, sent by the sites."),
+    ],
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")],
 ) -> None:
-    """Put sites' personal parts into one scaler file, where sites agree: such a part reveals their label distribution."""
+    """Merge sites' personal scalers into one file. Ask the sites first: a personal scaler reveals a label distribution."""
     from fedcal.transport.files import merge
 
     sites = ", ".join(merge(scaler, parts, out_file))
-    print(printable(f"{out_file} holds the global scaler and the personal parts of {sites}."))
+    print(printable(f"{out_file} holds the global scaler and the personal scalers of {sites}."))
 
 
 @client_app.command("reply")
 def client_reply(
-    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="What the server sent.")],
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="The request file from the server.")],
     file: File,
     site: Name = None,
     state: State = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="The reply. (default: beside the request, named by site and round)")
+        Path | None,
+        typer.Option("--out", help="The reply file to write. (default: next to the request, named by site and round)"),
     ] = None,
     probs: Kind = None,
     classes: Classes = None,
@@ -129,7 +136,7 @@ def client_reply(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What this site reveals at most, as JSON or TOML (docs/deploy.md).",
+            help="Limits on what this site reveals, as JSON or TOML (docs/deploy.md).",
             rich_help_panel=ADVANCED,
         ),
     ] = None,
@@ -142,20 +149,20 @@ def client_reply(
     min_count: Annotated[
         int | None,
         typer.Option(
-            help="Samples that a reply is about at least. (default: 5)", show_default=False, rich_help_panel=ADVANCED
+            help="Send no sums over fewer samples than this. (default: 5)", show_default=False, rich_help_panel=ADVANCED
         ),
     ] = None,
     join: Annotated[
         bool,
         typer.Option(
             "--join",
-            help="Join this federation too, where the site takes part in another one.",
+            help="Join this federation although the site takes part in another one.",
             rich_help_panel=ADVANCED,
         ),
     ] = False,
     max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
-    """Reply to a request of the server's from the site's own samples, as far as the site's policy allows."""
+    """Reply to a request from the server, using the site's samples, if the site's policy allows it."""
     from fedcal.base.store import check_outputs
     from fedcal.data.logit_files import read_site
     from fedcal.protocol import Policy
@@ -177,14 +184,14 @@ def client_reply(
 def client_finish(
     scaler: Annotated[Path, typer.Argument(metavar="SCALER", help="The server's scaler.safetensors.")],
     file: File,
-    out_file: Annotated[Path, typer.Option("--out", help="The site's scaler.")],
+    out_file: Annotated[Path, typer.Option("--out", help="The scaler file to write.")],
     site: Name = None,
     state: State = None,
     probs: Kind = None,
     classes: Classes = None,
     max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
-    """Write the site's scaler: the global one, and its personal part. Also for a site that took no part."""
+    """Add the site's personal scaler to the global one. Sites that took no part in the fit can do this too."""
     from fedcal.base.store import check_outputs
     from fedcal.data.logit_files import read_site
     from fedcal.protocol import Scaler
@@ -194,7 +201,7 @@ def client_finish(
     known = parse_classes(classes) or list(Scaler.load(scaler).classes) or None
     name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site, max_bytes)
     took_part = finish(scaler, (logits, labels), name, _state(state, file, name), out_file, were_probs)
-    without_state = "" if took_part else "; there is no state, as of a site that took no part"
+    without_state = "" if took_part else " (made without a state folder, as for a site that took no part)"
     print(printable(f"{out_file} is {name}'s scaler{without_state}."))
 
 

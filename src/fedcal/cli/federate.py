@@ -32,13 +32,16 @@ def federate(
     method: Spec = DEFAULT,
     rounds: Annotated[int, typer.Option(help="Training rounds.")] = 3,
     clients: Annotated[
-        int | None, typer.Option(help="SuperNodes (default: 3; natural clients: as many as there are).")
+        int | None, typer.Option(help="Number of SuperNodes. (default: 3; for data with natural clients: all of them)")
     ] = None,
     beta: Annotated[float, typer.Option(help="Dirichlet concentration: lower is more skewed.")] = 0.5,
-    model: Annotated[str | None, typer.Option(help="Model. (default: as suits the data)")] = None,
+    model: Annotated[str | None, typer.Option(help="Model. (default: depends on the data)")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of the data files.", rich_help_panel=ADVANCED)] = None,
     robust: Annotated[
-        str | None, typer.Option(help="median or trimmed, in place of fedcal's mean.", rich_help_panel=ADVANCED)
+        str | None,
+        typer.Option(
+            help="Average fedcal's nets by median or trimmed mean instead of the mean.", rich_help_panel=ADVANCED
+        ),
     ] = None,
     epsilon: Annotated[
         float | None,
@@ -53,7 +56,7 @@ def federate(
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds that nodes have for a round.", rich_help_panel=ADVANCED)
+        float, typer.Option(help="Seconds that nodes have to reply in a round.", rich_help_panel=ADVANCED)
     ] = 120.0,
     limit: Annotated[
         float, typer.Option(help="Seconds that the whole run may take.", rich_help_panel=ADVANCED)
@@ -63,30 +66,33 @@ def federate(
         bool,
         typer.Option(
             "--secure",
-            help="Secure aggregation: the server sees sums over at least three nodes only.",
+            help="Secure aggregation: the server sees only sums over at least three nodes.",
             rich_help_panel=PRIVACY,
         ),
     ] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Neither TLS nor node keys.", rich_help_panel=ADVANCED)
+        bool, typer.Option("--insecure", help="Use neither TLS nor node keys.", rich_help_panel=ADVANCED)
     ] = False,
     keep_keys: Annotated[
-        bool, typer.Option("--keep-keys", help="Leave certificates and node keys in --out.", rich_help_panel=ADVANCED)
+        bool, typer.Option("--keep-keys", help="Keep certificates and node keys in --out.", rich_help_panel=ADVANCED)
     ] = False,
     policy: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="What nodes reveal at most, as JSON or TOML (docs/deploy.md).", rich_help_panel=PRIVACY
+            metavar="FILE",
+            help="Limits on what nodes reveal, as JSON or TOML (docs/deploy.md).",
+            rich_help_panel=PRIVACY,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a real Flower federation on this machine: SuperLink, SuperNodes and the run as processes on loopback.
+    """Run a real Flower federation on this machine: SuperLink, SuperNodes and run are processes on loopback.
 
-    With TLS and node keys, made for it, unless --insecure. --dry-run prints the commands, to be copied to real machines.
+    TLS certificates and node keys are made for it, unless --insecure. --dry-run prints the commands, as a template for real
+    machines.
     """
     from fedcal.base.lock import locked
     from fedcal.cli.progress import Parts
@@ -103,7 +109,7 @@ def federate(
     settings: dict[str, Any] = {"clients": count, "clients_per_round": count, "beta": beta, "model": model}
     chosen = get_method(method)
     if chosen.name == "uncal" or chosen.needs_pooled_data:
-        raise FedCalError(f"{chosen.name} is nothing that nodes do: choose fed-ts, fedcal-plus or another")
+        raise FedCalError(f"{chosen.name} cannot run on nodes: choose fed-ts, fedcal-plus or another method")
     methods = ("uncal", method)
     config = Config(data=data, rounds=rounds, method=methods, data_dir=data_dir, seed=seed, **settings).resolve()
     options: dict[str, Any] = {"robust": robust, "timeout": timeout, "secure": secure}
@@ -119,7 +125,7 @@ def federate(
         for line in plan.commands():
             print(line)
         return
-    kept = f"finished rounds are kept in {out_dir}: go on with the same command and --resume"
+    kept = f"finished rounds are kept in {out_dir}: continue with the same command and --resume"
     with locked(out_dir, "fedcal federate"), when_stopped(lambda: kept), Parts(out, quiet) as parts:
         check_folder(out_dir, config, resume, overwrite)
         if not quiet:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,7 +30,11 @@ from fedcal.cli.start import safe
 from fedcal.errors import FedCalError, FedCalWarning, counted
 from fedcal.methods import DEFAULT
 
+if TYPE_CHECKING:
+    import numpy as np
+
 out = Console()
+SHOWN = 20  # classes, in a line that lists them
 
 
 def calibrate(
@@ -48,16 +53,17 @@ def calibrate(
     report: Annotated[
         bool,
         typer.Option(
-            "--report/--no-report", help="Write report.html, before and after, and its figures as report.json."
+            "--report/--no-report", help="Write report.html (before and after), and its figures as report.json."
         ),
     ] = True,
     quiet: Quiet = False,
 ) -> None:
-    """Calibrate from files: each one a client, with logits and labels that the model was not trained on.
+    """Calibrate from files of logits and labels, one file per client. The model must not have been trained on them.
 
-    A column (in .npz an array) `site` splits a file into one client per site. Labels may be numbers or words.
+    A column `site` (in .npz: an array) splits a file into one client per site. Labels may be numbers or words.
 
-    Every figure is of a fifth of each client's samples, held out of a first fit; the scaler is then fitted on all.
+    A first fit leaves out a fifth of each client's samples, and all printed figures are measured on these. The scaler that is
+    saved is fitted on all samples.
     """
     from fedcal.assess.evaluation import name_classes
     from fedcal.base.lock import locked
@@ -74,7 +80,7 @@ def calibrate(
     scaler, summed_up = out_dir / "scaler.safetensors", out_dir / "summary.json"
     page, figures = out_dir / "report.html", out_dir / "report.json"
     if scaler.exists() and not overwrite:
-        raise FedCalError(f"{scaler} exists: choose another folder, or say --overwrite")
+        raise FedCalError(f"{scaler} exists: choose another folder, or pass --overwrite")
     for written in (scaler, summed_up, page, figures):
         check_outputs({"--out": written}, files)
     chosen, estimated, sets = get_method(method, **sets_options(alpha, coverage)), None, None
@@ -110,7 +116,8 @@ def calibrate(
             write_page(page, after, title, before, calibrate_files.next_steps(shlex.quote(str(scaler))), held_out)
     if quiet:
         return
-    names = {"before": "before", "global": "global scaler", "own": "each client's own"}
+    print_sorted_classes(None if classes else read.classes)
+    names = {"before": "before", "global": "global scaler", "own": "personal scalers"}
     if estimated:
         print_table([table_row(names[view], estimated.pooled(view)) for view in estimated.tallies])
         for view in estimated.tallies:
@@ -126,9 +133,9 @@ def calibrate(
             f"{found['size']:.2f} classes on average"
         )
     print(
-        "Samples that the scaler was not fitted on: a fifth of each client's; it was then fitted again, on all of them."
+        "Measured on a held-out fifth of each client's samples; the scaler was then fitted again on all samples."
         if estimated
-        else "Too few samples to hold any out: nothing is known of how good the scaler is."
+        else "Too few samples to hold any out, so the quality of the scaler was not measured."
     )
     if "fallback" in final.params:
         print(f"{chosen.name} fell back on a temperature: too few samples, or a single class.")
@@ -143,28 +150,34 @@ def calibrate(
 
 
 def apply(
-    scaler: Annotated[Path, typer.Argument(metavar="SCALER", help="A scaler.safetensors.")],
+    scaler: Annotated[Path, typer.Argument(metavar="SCALER", help="The scaler.safetensors to apply.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Logits (or probabilities), with or without labels.")],
-    out_file: Annotated[Path, typer.Option("--out", help=".npz, .csv or .parquet: probabilities and predictions.")],
+    out_file: Annotated[
+        Path, typer.Option("--out", help="Where to write probabilities and predictions: .npz, .csv or .parquet.")
+    ],
     client: Annotated[
         str | None, typer.Option(help="Use this client's personal scaler. (default: the global one)")
     ] = None,
-    own: Annotated[bool, typer.Option("--own", help="Each row by the personal scaler of its `site`.")] = False,
+    own: Annotated[bool, typer.Option("--own", help="Use for each row the personal scaler of its `site`.")] = False,
     sets: Annotated[
         bool,
-        typer.Option("--sets", help="Also write conformal sets: `set`, a list of classes; in .npz `sets`, booleans."),
+        typer.Option(
+            "--sets", help="Also write conformal sets: a column `set` of class lists; in .npz, booleans `sets`."
+        ),
     ] = False,
     alpha: Annotated[
         float | None,
-        typer.Option("--alpha", help="With --sets: the share of labels that they may miss. (default: as calibrated)"),
+        typer.Option(
+            "--alpha", help="With --sets: the share of labels that the sets may miss. (default: as calibrated)"
+        ),
     ] = None,
     probs: Kind = None,
     classes: Classes = None,
     max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
-    """Calibrated probabilities of new samples; predictions are class names where they are known.
+    """Write calibrated probabilities and predictions for new samples.
 
-    Labels and sites that the file has are passed on.
+    Predictions are class names if the scaler knows them. Labels and sites in the file are copied to the output.
     """
     import numpy as np
 
@@ -181,7 +194,7 @@ def apply(
     calibration = Scaler.load(scaler)
     rows = read_rows(file, kind_of(probs), max_bytes)
     if own and rows.sites is None:
-        raise FedCalError(f"{file}: --own needs a column `site`; or say --client NAME for all rows")
+        raise FedCalError(f"{file}: --own needs a column `site`; pass --client NAME if all rows are of one site")
     logits, named = rows.logits, parse_classes(classes)
     names = calibration.classes if named is None else check_classes(named, logits.shape[1]).tolist()
     calibrated = np.empty_like(logits)
@@ -196,6 +209,13 @@ def apply(
     if members is not None and (few := calibrate_files.too_few(calibration, alpha)):
         print(few)
     out.print(f"{len(logits)} samples: [bold]{safe(out_file)}[/bold]", soft_wrap=True)
+
+
+def print_sorted_classes(classes: Sequence[Any] | np.ndarray | None) -> None:
+    """Say which class each column was taken for, where that follows from the sorted labels alone: it may be wrong."""
+    if classes is not None:
+        names = ", ".join(str(name) for name in classes[:SHOWN]) + ("" if len(classes) <= SHOWN else ", …")
+        out.print(f"Columns: {safe(names)} (labels, sorted; if the order is another, pass --classes)", soft_wrap=True)
 
 
 def print_table(rows: list[list[str]]) -> None:

@@ -25,7 +25,7 @@ from fedcal.cli.start import start
 
 FILES, SITES, SIMULATE = "Your own files", "Federations", "Simulations"
 NOTHING = "nothing was written"
-WHOLE = "files are written whole, at the end: run the same command again"
+WHOLE = "files are written only at the end: run the same command again"
 
 
 class Command(NamedTuple):
@@ -46,18 +46,18 @@ COMMANDS = (
         "server",
         server_app,
         SITES,
-        "a round is taken whole or not at all: `fedcal server status DIR` says where it stands",
+        "a round is processed completely or not at all: `fedcal server status DIR` shows the state",
     ),
     Command("client", client_app, SITES, "the same command gives the same file"),
-    Command("monitor", monitor_app, SITES, "batches are taken all at once or not at all: give the same command again"),
+    Command("monitor", monitor_app, SITES, "batches are added all at once or not at all: run the same command again"),
     Command("federate", federate, SITES),  # says itself what is kept
     Command("run", command_of_config(), SIMULATE),  # so does this
     Command("report", report, SIMULATE, WHOLE),
-    Command("data", data_app, SIMULATE, "files that are whole are kept, and the same command fetches the rest"),
+    Command("data", data_app, SIMULATE, "complete files are kept; run the same command to fetch the rest"),
 )
 
 app = typer.Typer(
-    help="Calibrated confidence for federated models: globally, and at every client.",
+    help="Calibrate the probabilities of federated models, for the whole federation and for each client.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 out = Console()
 
 CHOICES = (  # what you have or may do, and the method for it; docs/choose.md has the same with more words
-    ("sums over a client's samples may leave it (also masked, or with noise)", DEFAULT),
-    ("the same, but no decision of the model may change", f"{DEFAULT}:accuracy=keep"),
-    ("only two sums of a client may leave it per round", "fed-ts"),
-    ("there is a single round, and one number of a client may leave it", "avg-t"),
+    ("clients may send sums over their samples (also masked or with noise)", DEFAULT),
+    ("the same, but the model's decisions must not change", f"{DEFAULT}:accuracy=keep"),
+    ("clients may send only two sums per round", "fed-ts"),
+    ("there is only one round, and clients may send one number", "avg-t"),
     ("you want the paper's method", "fedcal"),
 )
 
@@ -32,7 +32,7 @@ def methods(
         str | None, typer.Argument(metavar="[NAME]", help="Show this method's options.", show_default=False)
     ] = None,
 ) -> None:
-    """Recommend a calibration method, and list all: what each does, and what leaves a client. With a NAME: its options."""
+    """Recommend a calibration method, and list all of them: what each does and what clients send. With NAME: its options."""
     from rich.table import Table
 
     from fedcal.methods import METHODS, get_method
@@ -40,7 +40,7 @@ def methods(
     if spec is not None:
         _print_options(METHODS[get_method(spec).name])
         return
-    out.print(f"If in doubt, take [bold]{DEFAULT}[/bold]: it is the default everywhere.\n")
+    out.print(f"If in doubt, use [bold]{DEFAULT}[/bold]: it is the default everywhere.\n")
     choices = Table.grid("take", "when", padding=(0, 2), pad_edge=True)
     for when, method in CHOICES:
         choices.add_row(method, f"if {when}")
@@ -61,7 +61,7 @@ def _print_table(title: str, some: Iterable[Method]) -> None:
     from rich.table import Table
 
     table = Table(
-        "method", "what it is", "what leaves a client", "rounds", title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        "method", "what it is", "what a client sends", "rounds", title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     table.title_justify = "left"
     for method in some:
@@ -82,7 +82,7 @@ def _print_options(method: Method) -> None:
     from fedcal.methods.sets import Sets
     from fedcal.methods.spec import options_offered, sets_offered
 
-    print(f"{method.name}: {method.summary}\nWhat leaves a client: {method.leaves}")
+    print(f"{method.name}: {method.summary}\nWhat a client sends: {method.leaves}")
     if not (offered := options_offered(method)):
         print("It has no options.")
         return
@@ -90,10 +90,10 @@ def _print_options(method: Method) -> None:
     own = [option for option in offered.values() if option.name not in shared or option.name == "rounds"]
     _print_option_table(method, own)
     if others := [option for option in offered.values() if option not in own]:
-        print("For simulations (`fedcal run`), which have a model in training, also:")
+        print("In simulations (`fedcal run`), which train a model, also:")
         _print_option_table(method, others)
     if of_sets := sets_offered(method):
-        print("Conformal sets; any of these options makes some (see docs/conformal.md):")
+        print("Options of conformal sets; giving any of them makes sets (see docs/conformal.md):")
         _print_option_table(Sets(), of_sets.values())
     print(f"Give them as --method {method.name}:OPTION=VALUE,OPTION=VALUE")
 

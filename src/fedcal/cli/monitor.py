@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 DRIFT = 3  # exit status: a drift was found
 
 monitor_app = typer.Typer(
-    help="Watch a calibrated model after deployment: are its probabilities still right?", no_args_is_help=True
+    help="Watch a deployed model for drift: are its probabilities still right?", no_args_is_help=True
 )
 State = Annotated[Path, typer.Argument(metavar="STATE", help="The monitor's file.")]
-Tolerance = Annotated[float, typer.Option(help="Log-odds by which probabilities may be off and still count as right.")]
+Tolerance = Annotated[
+    float, typer.Option(help="How far probabilities may be off, in log-odds, and still count as right.")
+]
 
 
 @monitor_app.command("start")
 def monitor_start(
-    scaler: Annotated[Path, typer.Argument(metavar="SCALER", help="The scaler.safetensors that serves.")],
+    scaler: Annotated[Path, typer.Argument(metavar="SCALER", help="The scaler.safetensors in use.")],
     out_file: Annotated[Path, typer.Option("--out", help="The monitor's file.")],
     sites: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B,...", help="Sites that will send sums. (default: those of the scaler's personal parts)"
-        ),
+        typer.Option(metavar="A,B,...", help="Sites that will send sums. (default: those with a personal scaler)"),
     ] = None,
-    alpha: Annotated[float, typer.Option(help="Probability of any false alarm, over any horizon.")] = 0.05,
+    alpha: Annotated[float, typer.Option(help="Probability of any false alarm, at any site and time.")] = 0.05,
     tolerance: Tolerance = 0.25,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the monitor in --out.")] = False,
 ) -> None:
-    """Begin: at the server, with no evidence."""
+    """Create a new monitor, at the server."""
     from fedcal.base.store import check_outputs
     from fedcal.monitor import Monitor
     from fedcal.protocol import Scaler
 
     check_outputs({"--out": out_file}, [scaler])
     if out_file.exists() and not overwrite:
-        raise FedCalError(f"{out_file} exists: choose another file, or say --overwrite")
+        raise FedCalError(f"{out_file} exists: choose another file, or pass --overwrite")
     names = [name.strip() for name in sites.split(",")] if sites is not None else None
     monitor = Monitor(Scaler.load(scaler), names, alpha=alpha, tolerance=tolerance)
     monitor.save(out_file)
@@ -58,25 +58,29 @@ def monitor_start(
 @monitor_app.command("sums")
 def monitor_sums(
     file: File,
-    scaler: Annotated[Path, typer.Option(help="The site's scaler; its personal part is used, where it has one.")],
+    scaler: Annotated[
+        Path, typer.Option(help="The site's scaler file; the personal scaler in it is used, if there is one.")
+    ],
     out_file: Annotated[Path, typer.Option("--out", help="The sums, for the server.")],
     batch: Annotated[
-        str | None, typer.Option(help="A name that the site uses once, such as 2025-W07. (default: the file's)")
+        str | None,
+        typer.Option(help="The batch's name, unique at the site, such as 2025-W07. (default: the file's name)"),
     ] = None,
     reference: Annotated[
         bool,
         typer.Option(
-            "--reference", help="These are the samples of the site's offset: send them once, before all others."
+            "--reference",
+            help="These are the samples that the site's personal scaler was made from: send them once, first.",
         ),
     ] = False,
     tolerance: Tolerance = 0.25,
-    min_count: Annotated[int, typer.Option(help="Send nothing about fewer samples.")] = 5,
+    min_count: Annotated[int, typer.Option(help="Send no sums over fewer samples than this.")] = 5,
     site: Name = None,
     probs: Kind = None,
     classes: Classes = None,
     max_bytes: MaxBytes = MOST_BYTES,
 ) -> None:
-    """Sum up new samples at a site: labelled ones, or predictions alone. A sample belongs into one batch only."""
+    """Sum up a batch of new samples at a site, with or without labels. A sample belongs to one batch only."""
     from fedcal.base.store import check_outputs
     from fedcal.data.logit_files import read_site
     from fedcal.monitor import Monitor
@@ -107,14 +111,18 @@ def monitor_check(
     state: State,
     batches: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="SUMS...", help="New ones, oldest first; those taken before are skipped."),
+        typer.Argument(
+            metavar="SUMS...", help="Files from `fedcal monitor sums`, oldest first; known ones are skipped."
+        ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write all results.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write all results as JSON.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML page with the evidence over time.")] = None,
 ) -> None:
-    """Take what sites sent, all of it or nothing, and say whether anything drifted.
+    """Add the sums that sites sent, all of them or none, and report any drift.
 
-    The exit status is 0 without a drift, 3 with one, 2 for bad input.
+    The exit status is 0 without drift, 3 with drift, and 2 for bad input.
     """
     from fedcal.base.lock import locked
     from fedcal.base.store import check_outputs, write_json
@@ -125,7 +133,7 @@ def monitor_check(
     given = batches or []
     check_outputs({"--json": json_file, "--report": report}, [state, *given])
     if not state.exists():
-        raise FedCalError(f"{state} is missing: begin with `fedcal monitor start`")
+        raise FedCalError(f"{state} is missing: create it with `fedcal monitor start`")
     with locked(state.absolute().parent, "fedcal monitor check"):
         monitor = Monitor.load(state)
         loaded = [(path, Batch.load(path)) for path in given]
@@ -151,4 +159,4 @@ def _add(monitor: Monitor, path: Path, batch: Batch) -> bool:
     try:
         return monitor.add(batch)
     except FedCalError as error:
-        raise FedCalError(f"{path}: {error}; nothing was taken") from None
+        raise FedCalError(f"{path}: {error}; nothing was added") from None

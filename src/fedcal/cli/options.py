@@ -16,7 +16,7 @@ from fedcal.simulate.config import ADVANCED
 Kind = Annotated[
     bool | None,
     typer.Option(
-        "--probs/--logits", help="What arrays or columns of other names hold. (default: what their names say)"
+        "--probs/--logits", help="What the scores are, if their names do not say so. (default: from the names)"
     ),
 ]
 Spec = Annotated[
@@ -24,19 +24,20 @@ Spec = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help="Calibration method, perhaps with options: NAME:OPTION=VALUE,... such as fedcal-plus:accuracy=keep "
+        help="Calibration method, optionally with options: NAME:OPTION=VALUE,... such as fedcal-plus:accuracy=keep "
         "(see `fedcal methods`).",
     ),
 ]
 Files = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="One .npz, .csv or .parquet per site, or with a column `site`.")
+    list[Path],
+    typer.Argument(metavar="FILE...", help="One .npz, .csv or .parquet per site, or files with a column `site`."),
 ]
 Classes = Annotated[
     str | None,
     typer.Option(
         "--classes",
         metavar="A,B,...",
-        help="The label of each column, in order, where labels are not 0, 1, 2 and so on. (default: strings are sorted)",
+        help="The label of each column, in order, if labels are not 0, 1, 2 and so on. (default: strings in sorted order)",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.", rich_help_panel=ADVANCED)]
@@ -47,7 +48,7 @@ MaxBytes = Annotated[
         envvar="FEDCAL_MAX_BYTES",
         metavar="BYTES",
         min=1,
-        help="Refuse a file whose numbers would take more memory. (default: 2 GiB)",
+        help="Refuse a file that would take more memory than this. (default: 2 GiB)",
         show_default=False,
         show_envvar=False,
         rich_help_panel=ADVANCED,
@@ -57,7 +58,7 @@ Alpha = Annotated[
     float | None,
     typer.Option(
         "--alpha",
-        help="Also make conformal sets, which miss the label of at most this share of samples, such as 0.1.",
+        help="Also make conformal sets, which miss the true label for at most this share of samples, such as 0.1.",
         show_default=False,
     ),
 ]
@@ -66,7 +67,8 @@ Coverage = Annotated[
     typer.Option(
         "--coverage",
         metavar="WHICH",
-        help="Samples of which sets cover 1 - alpha: `marginal` (all), each `class`, or each `site`. (default: marginal)",
+        help="Where the coverage of 1 - alpha holds: `marginal` (all samples together), in each `class`, or at each `site`. "
+        "(default: marginal)",
         show_default=False,
     ),
 ]

@@ -28,9 +28,9 @@ class FigureFormat(StrEnum):
 
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    table: Annotated[Format, typer.Option("--format", "-f", help="Form of the table.")] = Format.terminal,
+    table: Annotated[Format, typer.Option("--format", "-f", help="Format of the table.")] = Format.terminal,
     figures: Annotated[Path | None, typer.Option(help="Also save every figure into this folder.")] = None,
-    kind: Annotated[FigureFormat, typer.Option("--figure-format", help="Form of the figures.")] = FigureFormat.png,
+    kind: Annotated[FigureFormat, typer.Option("--figure-format", help="Format of the figures.")] = FigureFormat.png,
 ) -> None:
     """Print a run's table, and write its report.html again."""
     from fedcal import report as reporting

@@ -25,9 +25,9 @@ out = Console()
 
 
 def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool, table: Format, **given: Any) -> None:
-    """Train a federation, calibrate it with every method asked for, measure, and write a run folder.
+    """Train a federation, calibrate it with each given method, measure, and write a run folder.
 
-    [bold]fedcal run --data digits --beta 0.1[/bold] needs nothing else. With a file and a function of your own:
+    [bold]fedcal run --data digits --beta 0.1[/bold] is enough. With your own data file and model:
     [bold]fedcal run --data my.npz --model mymodels:build[/bold] (docs/own-data.md).
 
     The folder holds config.json, results.json, rounds.jsonl, model.safetensors, one scaler file per method, and report.html.
@@ -40,7 +40,7 @@ def run_command(out_dir: Path | None, resume: bool, overwrite: bool, quiet: bool
     from fedcal.simulate.runs import run
 
     if resume and out_dir is None:
-        raise FedCalError("--resume needs --out RUN, the folder of the run to go on with")
+        raise FedCalError("--resume needs --out RUN, the folder of the run to continue")
     if resume and out_dir and not out_dir.exists():
         raise FedCalError(f"--resume: there is no folder {out_dir}; check its name, or start the run without --resume")
     options: dict[str, Any] = {name: tuple(v) if name == "method" else v for name, v in given.items() if v is not None}
@@ -79,7 +79,7 @@ def _kept(folder: Path, data: Path | None, model: str | None) -> str:
     words = ["fedcal", "run", "--resume", "--out", str(folder)]
     words += ["--data", str(data)] if data else []
     words += ["--model", model] if model else []
-    return f"finished rounds are kept in {folder}: go on with `{shlex.join(words)}`"
+    return f"finished rounds are kept in {folder}: continue with `{shlex.join(words)}`"
 
 
 def command_of_config() -> Callable[..., None]:
@@ -115,14 +115,14 @@ def _options_of_run() -> Iterator[inspect.Parameter]:
     folder = typer.Option("--out", help=escape("Run folder. [default: runs/DATA-N]"), show_default=False)
     yield _parameter("out_dir", Annotated[Path | None, folder], None)
     flags = {
-        "resume": ("--resume", "Go on from the last checkpoint in --out."),
+        "resume": ("--resume", "Continue from the last checkpoint in --out."),
         "overwrite": ("--overwrite", "Replace the run in --out."),
-        "quiet": ("--quiet", "No progress, no closing table."),
+        "quiet": ("--quiet", "Print no progress and no final table."),
     }
     for name, (flag, text) in flags.items():
         words = (flag, "-q") if name == "quiet" else (flag,)
         yield _parameter(name, Annotated[bool, typer.Option(*words, help=text)], False)
-    table = typer.Option("--table", help="Form of the closing table.")
+    table = typer.Option("--table", help="Format of the final table.")
     yield _parameter("table", Annotated[Format, table], Format.terminal)
 
 

@@ -39,10 +39,12 @@ def choose_scores(names: Iterable[str], kind: Kind | None, others: Sequence[str]
         return fitting[0]
     found = ", ".join(names) or "nothing else"
     if len(fitting) > 1:
-        raise FedCalError(f"which of {found} is meant? Leave one, or say --logits or --probs")
+        raise FedCalError(
+            f"which of {found} is meant? Keep one of them, or name the scores logits or probs, and the labels labels"
+        )
     if known:
-        raise FedCalError(f"--{kind} is said, but the file has {found}: rename that, or leave the option out")
-    raise FedCalError(f"neither logits nor probs, but {found}: rename that, or say --logits or --probs")
+        raise FedCalError(f"--{kind} is given, but the file has {found}: rename that, or leave the option out")
+    raise FedCalError(f"neither logits nor probs, but {found}: rename that, or pass --logits or --probs")
 
 
 def one_of(names: Sequence[str], found: Iterable[str]) -> str | None:
@@ -107,7 +109,10 @@ def plan_of(header: list[str], kind: What | None, others: Sequence[str]) -> Plan
             raise FedCalError("it is empty: its first line must name the columns")
         if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
             raise FedCalError("its cells are not separated by commas: save it as CSV with commas")
-        raise FedCalError(f"columns {', '.join(header)}: name them logit_0 … or p_0 …, or say --logits or --probs")
+        raise FedCalError(
+            f"columns {', '.join(header)}: name the scores logit_0 … or p_0 … (two classes: p), or pass --logits or "
+            "--probs; name the labels label"
+        )
     name = choose_scores(at or ["columns"], kind)
     columns = at.get(name, dict(enumerate(free)))
     if missing := [k for k in range(len(columns)) if k not in columns]:

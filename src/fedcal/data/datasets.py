@@ -80,7 +80,7 @@ def load(name: str, data_dir: str | Path | None = None, seed: int = 0, *, limit:
         FedCalError: the name is unknown, or a file is missing or damaged.
     """
     if name not in DATASETS:
-        raise unknown("dataset", name, DATASETS)
+        raise unknown("data set", name, DATASETS)
     if limit is not None and limit < 1:
         raise FedCalError(f"limit must be at least 1 training sample, got {limit}")
     dataset = DATASETS[name].loader(name, data_dir, seed)

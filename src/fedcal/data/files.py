@@ -114,7 +114,7 @@ def fetch(
 
 def _source(name: str) -> Source:
     if name not in SOURCES:
-        raise unknown("dataset", name, SOURCES)
+        raise unknown("data set", name, SOURCES)
     return SOURCES[name]
 
 

@@ -188,7 +188,7 @@ def _as_logits(scores: Any, kind: Kind, sure: bool) -> Array:
     except FedCalError as error:
         raise FedCalError(str(error).replace("pass softmax(logits)", "name them logits")) from None
     if kind == "logits" and not sure and look_like_probs(logits):
-        raise FedCalError("logits look like probabilities (every row sums to 1): name them probs, or say --logits")
+        raise FedCalError("logits look like probabilities (every row sums to 1): name them probs, or pass --logits")
     return logits
 
 

@@ -168,7 +168,7 @@ def _numbers(x: Tensor, what: str, standardise: bool | None) -> Tensor:
     if len(x) and int(x.min()) < 0:
         raise FedCalError(
             f"{what} holds whole numbers, which are token ids, and {int(x.min())} is below 0: "
-            "give features as floating-point numbers, or say standardise"
+            "give features as floating-point numbers, or pass standardise=True (--standardise)"
         )
     return x.long()
 

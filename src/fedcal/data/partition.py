@@ -167,7 +167,7 @@ def _check(partition: str, dataset: Dataset, n_clients: int, min_samples: int) -
         raise unknown("partition", partition, PARTITIONS)
     if not 1 <= n_clients <= len(dataset.train_y):
         raise FedCalError(
-            f"n_clients must lie in 1..{len(dataset.train_y)}, the number of training samples of "
+            f"the number of clients must lie in 1..{len(dataset.train_y)}, the number of training samples of "
             f"{dataset.name}, got {n_clients}"
         )
     if min_samples < 1:

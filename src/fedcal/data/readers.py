@@ -6,6 +6,7 @@ Sizes are looked at before data: a small file may claim, or unfold to, more than
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 import zipfile
 import zlib
@@ -22,6 +23,7 @@ from fedcal.data.columns import LABELS, SITES, Kind, Plan, What, check_held, cho
 from fedcal.errors import FedCalError, reason_of, unknown
 
 LONGEST_LINE = 1 << 24  # characters
+BAD_CELL = re.compile(r"could not convert string '(.*)' to \w+ at row (\d+), column (\d+)")  # NumPy's words
 AS_TEXT = 8  # how many bytes of text, at most, may stand for one of a number in memory
 
 
@@ -157,6 +159,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def _csv(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) -> Content:
+    header: list[str] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
             header = [name.strip() for name in next(csv.reader([_line(file, 1)]), [])]
@@ -181,8 +184,17 @@ def _csv(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) 
             raise
         if isinstance(error, UnicodeDecodeError):
             raise FedCalError(f"it is not text in UTF-8 (byte {error.start}): save it as CSV in UTF-8") from None
+        if (found := BAD_CELL.match(str(error))) and int(found[3]) <= len(header):
+            raise FedCalError(_about_cell(found[1], int(found[2]) + 1, header[int(found[3]) - 1])) from None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else reason_of(error)
         raise FedCalError(f"cannot be read as CSV ({reason})") from None
+
+
+def _about_cell(value: str, row: int, column: str) -> str:
+    where = f"row {row} below the header, column {column}"
+    if not value.strip():
+        return f"{where}: the cell is empty: fill it in, or leave the row out"
+    return f"{where}: {value!r} is not a number (a column of labels must be named label, one of sites site)"
 
 
 def _line(file: IO[str], number: int) -> str:

@@ -69,7 +69,9 @@ def plan(
     if options.get("timeout", 1) <= 0:
         raise FedCalError(f"timeout must be above 0, not {options['timeout']}")
     if not about.embedded and not config.data_dir and "FEDCAL_DATA" not in os.environ:
-        raise FedCalError(f"{config.data}: say where its files are, with --data-dir: nodes are processes of their own")
+        raise FedCalError(
+            f"{config.data}: nodes are separate processes and need to know where its files are: pass --data-dir"
+        )
     names = names_of(config)
     first, second, third, *node_ports = free_ports(len(names) + 3)
     rules = policy.absolute() if policy else None
@@ -265,4 +267,4 @@ def federate(
     done = "federation.json" if plan.options.get("privacy") else "results.json"  # by client: not of a private run
     if not (plan.folder / done).exists():
         why = f"it took more than {timeout:.0f} s" if code == -1 else processes.tail("run")
-        raise FedCalError(f"the federation did not finish ({why}): see {plan.flower / 'logs'}; go on with --resume")
+        raise FedCalError(f"the federation did not finish ({why}): see {plan.flower / 'logs'}; continue with --resume")

@@ -44,7 +44,7 @@ def accuracy(probs: Any, labels: Any, *, classes: Any = None) -> float:
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.
         labels: (N,) labels.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
@@ -64,10 +64,10 @@ def top_k(scores: Any, labels: Any, k: int = 3, *, classes: Any = None) -> float
     """Return the share of samples whose label is among the k highest scores.
 
     Args:
-        scores: (N, K) scores of any kind, for only their order counts; or (N,) probabilities of class 1.
+        scores: (N, K) scores of any kind, as only their order matters; or (N,) probabilities of class 1.
         labels: (N,) labels.
-        k: how many scores may be as high.
-        classes: the label of each column, where labels are not the columns' numbers.
+        k: the number of highest scores to consider.
+        classes: the label of each column, if labels are not the column numbers.
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
@@ -107,7 +107,7 @@ def nll(probs: Any, labels: Any, *, classes: Any = None) -> float:
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.
         labels: (N,) labels.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
@@ -129,7 +129,7 @@ def brier(probs: Any, labels: Any, *, classes: Any = None) -> float:
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.
         labels: (N,) labels.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
@@ -161,7 +161,7 @@ def ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> fl
         probs: (N, K) probabilities, or (N,) of class 1.
         labels: (N,) labels.
         n_bins: the number of confidence bins.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
@@ -177,13 +177,13 @@ def ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> fl
 
 
 def mce(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = None) -> float:
-    """Return the maximum calibration error: the largest gap of confidence and accuracy in any bin of equal width.
+    """Return the maximum calibration error: the largest gap between confidence and accuracy in any bin of equal width.
 
     Args:
         probs: (N, K) probabilities, or (N,) of class 1.
         labels: (N,) labels.
         n_bins: the number of confidence bins.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
@@ -205,7 +205,7 @@ def equal_mass_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = 
         probs: (N, K) probabilities, or (N,) of class 1.
         labels: (N,) labels.
         n_bins: the number of confidence bins.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.
@@ -231,7 +231,7 @@ def classwise_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = N
         probs: (N, K) probabilities, or (N,) of class 1.
         labels: (N,) labels.
         n_bins: the number of confidence bins.
-        classes: the label of each column, where labels are not the columns' numbers.
+        classes: the label of each column, if labels are not the column numbers.
 
     Raises:
         FedCalError: the arguments do not fit together, or there are no samples.

@@ -65,7 +65,7 @@ class Reliability:
             probs: (N, K) probabilities, or (N,) of class 1.
             labels: (N,) labels.
             n_bins: the number of bins, of equal width.
-            classes: the label of each column, where labels are not the columns' numbers.
+            classes: the label of each column, if labels are not the column numbers.
 
         Raises:
             FedCalError: the arguments do not fit together.
@@ -119,7 +119,7 @@ class Reliability:
 
     @property
     def n(self) -> int:
-        """How many samples are in it."""
+        """The number of samples."""
         return int(self.count.sum())
 
     @property
@@ -209,7 +209,7 @@ class Reliability:
     def disclosed(self, min_count: int) -> Reliability:
         """Return a version to publish: neighbouring bins are joined until each holds at least `min_count` samples.
 
-        With fewer samples altogether it is empty. Bins are joined and not left out, so that every sample still counts; the
+        With fewer samples in total it is empty. Bins are joined instead of left out, so that every sample still counts; the
         ECE of the joined bins is at most that of the fine ones. Use it on the sum over clients: reliabilities whose bins
         were joined differently do not add.
 

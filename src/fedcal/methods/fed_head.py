@@ -47,7 +47,7 @@ class FedHead(Additive):
     summary: str = "the last layer refitted from sums over features, or fedcal-plus if that is no worse"
     features: int = option(
         0,
-        "Features that the last layer takes; found from the samples or the model where they are here.",
+        "Number of inputs of the last layer; found from the samples or the model if these are at hand.",
         low=0,
         high=10**6,
     )

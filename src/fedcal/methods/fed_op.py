@@ -47,7 +47,7 @@ class FedOP(Additive):
     hidden: int = option(16, "Units of a hidden layer of the net.", low=1, high=4096)
     lr: float = option(1e-2, "Adam's learning rate.", above=0)
     weight_decay: float = option(1e-2, "Weight decay of the net.", low=0)
-    patience: int = option(30, "Stop after so many rounds without a lower loss on the samples kept back.", low=1)
+    patience: int = option(30, "Stop after this many rounds without a lower loss on held-out samples.", low=1)
 
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
         return (Stage(NetGradient, self.rounds),)

@@ -40,10 +40,10 @@ class FedCal(Averaged):
     shared_init: bool = option(True, "All clients start from the server's first net; else each draws its own.")
     weights: Literal["equal", "samples"] = option("equal", "Weights of the average of the clients' nets.")
     lr: float = option(Training.lr, "Adam's learning rate.", above=0)
-    steps: int = option(Training.steps, "Adam steps per round at most.", low=0)
+    steps: int = option(Training.steps, "Largest number of Adam steps per round.", low=0)
     weight_decay: float = option(Training.weight_decay, "Weight decay of the net.", low=0)
-    patience: int = option(Training.patience, "Stop after so many steps without a lower loss.", low=1)
-    min_samples: int = option(Training.min_samples, "A client with fewer samples does not train.", low=2)
+    patience: int = option(Training.patience, "Stop after this many steps without a lower loss.", low=1)
+    min_samples: int = option(Training.min_samples, "Clients with fewer samples do not train.", low=2)
 
     @property
     def remembers(self) -> bool:

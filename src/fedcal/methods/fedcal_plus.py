@@ -60,7 +60,7 @@ class FedCalPlus(Additive):
     summary: str = "linear map and confidence map by cross-fitting, from sums"
     accuracy: Literal["improve", "keep"] = option(
         "improve",
-        "Whether calibration may change the model's decisions (improve), or leaves every one as it is (keep).",
+        "Whether calibration may change the model's decisions (improve) or leaves them all as they are (keep).",
     )
     informed: bool = option(
         True, "keep: take the confidence from the best linear map, and not from the temperature alone."

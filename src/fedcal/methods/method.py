@@ -149,7 +149,7 @@ class Method(ABC):
         Args:
             n_classes: K of the logits.
             rounds: rounds at most.
-            seed: of whatever is drawn at random.
+            seed: for everything that is random.
 
         Returns:
             The fit: what it asks next, and in the end the scaler's parameters.
@@ -196,7 +196,7 @@ class Method(ABC):
         return self.apply(personal or params, logits)
 
     def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
-        """Return a client's personal scaler; empty where the global one serves.
+        """Return a client's personal scaler; empty if it uses the global one.
 
         Args:
             params: the global scaler.
@@ -273,7 +273,7 @@ class Additive(Method):
 
     additive = True
 
-    rounds: int = option(1000, "Rounds at most; the fit stops by itself when it is done.", low=1)
+    rounds: int = option(1000, "Largest number of rounds; the fit usually stops earlier.", low=1)
     fit_on: Literal["held-out", "train"] = option("held-out", FIT_ON)
 
     @abstractmethod

@@ -33,16 +33,18 @@ NAMES = (GLOBAL, PERSONAL, COUNTS, SPREAD)
 class Sets:
     """What sets shall promise: the options that every additive method takes."""
 
-    alpha: float = option(0.1, "The share of labels that sets may miss; other levels can be asked for later.", low=0)
+    alpha: float = option(
+        0.1, "The share of labels that sets may miss; `predict_set` also accepts other levels.", low=0
+    )
     coverage: Literal["marginal", "class", "site"] = option(
-        "marginal", "Over which samples sets cover 1 − alpha: all, each class's, or each site's."
+        "marginal", "Where sets cover 1 − alpha: over all samples, in each class, or at each site."
     )
     score: Literal["lac", "aps", "raps"] = option(
         "lac", "How badly a class fits: lac gives the smallest sets, aps and raps adapt to the sample."
     )
     confidence: float = option(0.9, "coverage=site: the probability that a site is covered.", above=0, below=1)
     positive: int | None = option(
-        None, "A class (its column): sets miss at most alpha of *its* samples, the false-negative rate.", low=0
+        None, "A class (its column): bound its false-negative rate by alpha, instead of all misses.", low=0
     )
 
     def __post_init__(self) -> None:

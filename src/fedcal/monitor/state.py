@@ -64,7 +64,7 @@ def share_of(site: str, null: Null, n_sites: int) -> float:
 class Monitor:
     """Watch a calibrated model after deployment: are the probabilities of every site still right?
 
-    False alarms of any kind, over any horizon, have a probability of at most `alpha`.
+    The probability of any false alarm, at any site and at any time, is at most `alpha`.
 
     Examples:
         >>> import numpy as np, fedcal
@@ -129,17 +129,17 @@ class Monitor:
         min_count: int = MIN_COUNT,
         probs: bool | None = None,
     ) -> Batch:
-        """Sum up a batch at a site: all that leaves it.
+        """Sum up a batch at a site. Only these sums are sent to the server.
 
         Args:
-            scaler: the site's. Its personal part for `site` is used, where it has one.
+            scaler: the site's scaler; the personal scaler of `site` is used, if there is one.
             site: its name.
             batch: a name that the site uses once, such as a week. Samples must be in one batch only.
             logits: (N, K) of the model, as for `Scaler.apply`.
             labels: (N,) of the same samples; leave out to send predictions alone.
             reference: these are the samples that the site's offset was made from: later label counts are compared with them.
             tolerance: that of the monitor.
-            min_count: fewer samples are not sent.
+            min_count: refuse to sum up fewer samples than this.
             probs: as for `Scaler.apply`.
 
         Returns:
@@ -151,7 +151,7 @@ class Monitor:
         return sums_of(scaler, site, batch, logits, labels, reference, tolerance, min_count, probs)
 
     def add(self, batch: Batch) -> bool:
-        """Take a batch.
+        """Add a batch.
 
         Args:
             batch: from a site. Batches of one site count in the order in which they are added.
@@ -197,7 +197,7 @@ class Monitor:
         return True
 
     def verdict(self) -> Verdict:
-        """Say what the evidence says.
+        """Evaluate the evidence so far.
 
         Returns:
             The findings, in words and in numbers.
@@ -260,7 +260,7 @@ class Monitor:
     # --- files ------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write all of it, atomically; only this user may read it.
+        """Write the monitor to a file, atomically; only this user may read it.
 
         Args:
             path: the file.
@@ -288,7 +288,7 @@ class Monitor:
 
     @classmethod
     def load(cls, path: str | Path) -> Monitor:
-        """Read what `save` wrote, and go on.
+        """Read a monitor that `save` wrote.
 
         Args:
             path: the file.

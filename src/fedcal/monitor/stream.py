@@ -38,7 +38,7 @@ class Stream:
         return cls(null, no_evidence(null, n_classes))
 
     def add(self, log_ratio: Tensor, name: str, n: int) -> None:
-        """Take a batch.
+        """Add a batch.
 
         Args:
             log_ratio: (A,) of each alternative.

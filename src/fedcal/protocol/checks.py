@@ -188,7 +188,7 @@ def check_n_classes(client: str, n_classes: int, plan: Plan) -> None:
     """Refuse samples of another number of classes than the federation's.
 
     Raises:
-        FedCalError: which says both numbers.
+        FedCalError: the numbers differ.
     """
     if n_classes != plan.n_classes:
         raise FedCalError(f"{client}: {n_classes} classes, where the federation has {plan.n_classes}")

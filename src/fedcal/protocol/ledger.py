@@ -53,7 +53,7 @@ class Ledger:
         """Read it back.
 
         Args:
-            values: what `to_dict` gave.
+            values: what `to_dict` returned.
 
         Returns:
             The ledger.

@@ -80,9 +80,9 @@ class Policy:
         methods: names of methods that it takes part in, or specs, where the options count too; empty: any method.
         allow_pooling: whether it takes part in methods that send the samples themselves.
         min_count: samples that a reply is about at least; a client of fewer says that it has none.
-        max_rounds: replies to a federation at most, also where a fit begins again; if not given, as many as two fits of
+        max_rounds: the largest number of replies to a federation, including restarts; if not given, as many as two fits of
             the method can ask for.
-        max_restarts: how often a fit may begin again, because other clients fell away.
+        max_restarts: how often a fit may start again, because other clients dropped out.
         max_bins: confidence bins at most of the sums that measure a scaler.
         privacy: differential privacy, local or distributed, in addition to all this.
     """

@@ -43,7 +43,7 @@ LEAST = 16  # variance of a share of the noise, in steps of the grid: see `noise
 
 @dataclass(frozen=True)
 class Privacy:
-    """(ε, δ)-differential privacy of everything that leaves a client, or the server.
+    """(ε, δ)-differential privacy for everything that clients send, or that the server releases.
 
     Args:
         epsilon: ε.
@@ -51,15 +51,15 @@ class Privacy:
         unit: what is protected: one sample, or all samples of a client.
         where: who adds the noise: "central" (the server), "local" (each client, all of it) or "distributed" (each client,
             a share of it).
-        clip: the norm to which a sample's row-centred logits are shortened; None: a part of the budget finds a good one.
-        nodes: distributed: clients that take part and are honest, at least; None: all clients of a simulation.
-        measure: the share of the budget that is kept for measuring the outcome.
+        clip: the norm to which a sample's row-centred logits are clipped; None: chosen with a part of the budget.
+        nodes: for "distributed": the least number of honest clients that take part; None: all clients of a simulation.
+        measure: the share of the budget that is used for measuring.
 
     Raises:
         FedCalError: a value is out of its bounds.
 
     Examples:
-        What would ε = 4 per sample cost? The noise is never the same twice.
+        What does ε = 4 per sample cost? The noise is different each time.
 
         >>> import fedcal, numpy as np
         >>> rng = np.random.default_rng(0)
@@ -118,7 +118,7 @@ class Privacy:
         """Refuse a method that has no private program.
 
         Raises:
-            FedCalError: which says which methods have one.
+            FedCalError: the method has none.
         """
         if isinstance(method, WithSets):
             raise FedCalError("conformal sets have no private form: leave out alpha, or privacy")

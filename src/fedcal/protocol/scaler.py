@@ -100,11 +100,11 @@ class Scaler:
     def predict_set(
         self, logits: Any, alpha: float | None = None, client: str | int | None = None, *, probs: bool | None = None
     ) -> Any:
-        """Return conformal sets: for each sample the classes that hold its label with probability 1 − alpha, and more.
+        """Return conformal sets: for each sample, classes that contain the label with probability at least 1 − alpha.
 
         Args:
             logits: as for `apply`.
-            alpha: the share of labels that may be missed, 0.001 to 0.5; if not given, what the scaler was calibrated for.
+            alpha: the share of labels that sets may miss, 0.001 to 0.5; by default, as calibrated.
             client: as for `apply`.
             probs: as for `apply`.
 
@@ -166,7 +166,7 @@ class Scaler:
         return join(logits, values.astype(float))
 
     def personal_of(self, client: str | int | None) -> Params:
-        """Return a client's personal scaler; empty where the global one serves.
+        """Return a client's personal scaler; empty if it uses the global one.
 
         Args:
             client: its name; None for the global scaler.
@@ -185,7 +185,7 @@ class Scaler:
             logits: (N, K).
 
         Raises:
-            FedCalError: which says both numbers.
+            FedCalError: the numbers differ.
         """
         if self.method.takes == "features":
             rows = self.method.width(self.n_classes)
@@ -194,11 +194,13 @@ class Scaler:
                 what = f"{given} logits" if given == self.n_classes else f"{given} columns"
                 raise FedCalError(f"this scaler was fitted on {d} features and their head; you gave {what}")
         elif logits.shape[1] != self.n_classes:
-            raise FedCalError(f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give all of them")
+            raise FedCalError(
+                f"logits of {logits.shape[1]} classes for a scaler of {self.n_classes}: give a column for each of them"
+            )
 
     @one_thread()
     def welcome(self, client: str | int, logits: Any, labels: Any = None, *, probs: bool | None = None) -> None:
-        """Make a personal scaler for a client that took no part, from samples of its own.
+        """Make a personal scaler for a client that took no part in the fit, from its own samples.
 
         Args:
             client: its name.
@@ -212,7 +214,7 @@ class Scaler:
         self.personal[name] = self.method.personal(self.params, {}, scores, labels)
 
     def save(self, path: str | Path, *, private: bool = False) -> None:
-        """Write what is needed to serve, atomically.
+        """Write all that is needed to use the scaler, atomically.
 
         Args:
             path: the file, safetensors.
@@ -235,7 +237,7 @@ class Scaler:
 
     @classmethod
     def load(cls, path: str | Path) -> Scaler:
-        """Read a scaler that serves as the saved one did.
+        """Read a saved scaler.
 
         Args:
             path: what `save` wrote.

@@ -45,7 +45,7 @@ class Server:
     Args:
         method: a name (see `fedcal methods`), also with options ("fedcal-plus:accuracy=keep"), or a method.
         n_classes: K of the logits.
-        seed: of whatever is drawn at random.
+        seed: for everything that is random.
         rounds: rounds in all; the method's own number if not given.
         classes: the label of each column; empty if labels are the columns' numbers.
         privacy: differential privacy of an additive method: its private program is run.
@@ -141,7 +141,7 @@ class Server:
             FedCalError: one line that names the client and the reason.
         """
         if (request := self.request) is None:
-            raise FedCalError(f"{name} replies, but nothing was asked: the scaler is ready")
+            raise FedCalError(f"{name} sent a reply, but no request is open: the scaler is ready")
         known = self.known.get(name)
         check_reply(name, reply, request, self.plan, known, self.example, self.privacy is not None)
         self._checked[name] = (known or Known()).after(reply)
@@ -160,7 +160,7 @@ class Server:
             FedCalError: where a reply is refused, or all of them together lead nowhere.
         """
         if (request := self.request) is None:
-            raise FedCalError("nothing was asked: the scaler is ready")
+            raise FedCalError("no request is open: the scaler is ready")
         pairs: Any = replies
         if isinstance(replies, Mapping):
             pairs = list(replies.items())
@@ -213,10 +213,10 @@ class Server:
         more than RESTARTS times, and not where that would cost privacy twice.
 
         Args:
-            names: the clients that fell away; unknown ones are noted and change nothing.
+            names: the clients that dropped out; unknown ones are noted and change nothing.
 
         Returns:
-            Whether the fit begins again: replies to the last request are then of no use.
+            Whether the fit starts again: replies to the last request can then not be used.
         """
         leaving = sorted(names)
         self.ledger.dropped += [name for name in leaving if name not in self.ledger.dropped]

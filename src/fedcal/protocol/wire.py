@@ -134,7 +134,7 @@ def unpack_request(data: Any) -> tuple[Plan, Request]:
     plan = plan_from_json(header)
     query = _rebuild(header.get("query"), tensors, 0)
     if not isinstance(query, Query):
-        raise FedCalError("the request asks nothing that this fedcal knows: use one version everywhere")
+        raise FedCalError("this version of fedcal does not know the request: use the same version everywhere")
     return plan, Request(plan.federation, header["round"], query, privacy_from_json(header))
 
 

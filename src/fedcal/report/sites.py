@@ -10,10 +10,10 @@ from fedcal.measure.tally import Tally
 from fedcal.measure.views import POOLED
 from fedcal.report.numbers import number, percent
 
-COLUMNS = ["", "n", "ECE %", "95 %", "floor %", "class %", "NLL", "Brier", "right %"]
+COLUMNS = ["", "n", "ECE %", "95 %", "floor %", "class %", "NLL", "Brier", "acc. %"]
 NOTE = (
     "95 %: interval of the ECE. Floor: the ECE that a perfectly calibrated model would show on as many samples. "
-    "Class: ECE of each class, on average. Brier: summed over classes. Right: accuracy."
+    "Class: ECE of each class, on average. Brier: summed over classes. Acc.: accuracy."
 )
 
 

@@ -127,7 +127,7 @@ class Aggregation:
     def _unmask(self, name: str, part: Part, _: bytes) -> None:
         seeds, keys = (table_of(part.get(kind), shamir.SHARE, "shares") for kind in ("seeds", "keys"))
         if set(seeds) != set(self._vectors) or set(keys) != set(self._sealed) - set(self._vectors):
-            raise FedCalError(f"node {name} reveals other shares than it was asked for")
+            raise FedCalError(f"node {name} reveals other shares than requested")
         self._revealed[name] = {"seeds": seeds, "keys": keys}
 
     def _combine(self, kind: str, name: str) -> bytes:

@@ -103,7 +103,7 @@ class Group:
 
     def _finish(self, aggregation: Aggregation) -> None:
         self.aggregations, self._attempts, self._now = self.aggregations + 1, self._attempts + 1, None
-        reason = "too many nodes fell away"
+        reason = "too many nodes dropped out"
         try:
             if aggregation.failed:
                 self._next = None  # it has lost the same nodes: the next one begins with those that are left

@@ -59,7 +59,9 @@ class SecureNode:
             for oldest in list(self.members)[:-KEPT]:
                 del self.members[oldest]
         if (member := self.members.get(session)) is None:
-            raise FedCalError("what this node held of a secure aggregation is gone: it begins again without this node")
+            raise FedCalError(
+                "this node lost its part of a secure aggregation: the aggregation starts again without it"
+            )
         if stage == "keys":
             return member.keys(self.identity), b""
         if stage == "shares":

@@ -31,19 +31,19 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         method: a name (fedcal-plus if not given; `fedcal methods` lists all), or one with options, such as
             "fedcal-plus:accuracy=keep".
         accuracy: for fedcal-plus: "improve" lets the calibration change decisions, "keep" does not.
-        rounds: at most so many; the method's own number if not given.
-        seed: of whatever is drawn at random.
+        rounds: the largest number of rounds; the method's default if not given.
+        seed: for everything that is random.
         options: options of the method (see `fedcal methods NAME`), e.g. `{"hidden": 8}` for fedcal.
         classes: the labels of the columns, in their order. If not given: the labels found, sorted, where they are as
             many as the columns; else labels must be the columns' numbers.
-        probs: True if X holds probabilities, (N, K) or P(class 1), and not logits.
+        probs: True if X holds probabilities, (N, K) or P(class 1), instead of logits.
 
     Attributes:
-        scaler_: the outcome, a `fedcal.Scaler`; `fedcal.CalibratedModel` takes it.
+        scaler_: the fitted `fedcal.Scaler`, which you can pass to `fedcal.CalibratedModel`.
         classes_: the label of each column.
         clients_: the names of the clients it was fitted on.
         n_features_in_: the number of columns.
-        rounds_: the rounds that it took.
+        rounds_: the number of rounds of the fit.
 
     Examples:
         >>> import fedcal, numpy as np
@@ -90,7 +90,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
             The estimator itself.
 
         Raises:
-            FedCalError: an argument or a client's samples are not as they should be.
+            FedCalError: an argument or a client's samples are invalid.
         """
         options = self._options()
         pairs = self._clients(X, y, groups)
@@ -109,7 +109,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         return self
 
     def welcome(self, client: str | int, logits: Any, y: Any = None) -> Self:
-        """Make a personal scaler for a client that took no part, from samples of its own.
+        """Make a personal scaler for a client that took no part in the fit, from its own samples.
 
         Args:
             client: its name.
@@ -138,7 +138,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
 
         Args:
             X: as for `predict_proba`.
-            alpha: the share of labels that may be missed; if not given, what the estimator was fitted for.
+            alpha: the share of labels that sets may miss; if not given, the one that the estimator was fitted for.
             client: as for `predict_proba`.
 
         Raises:

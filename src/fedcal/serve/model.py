@@ -96,7 +96,7 @@ class CalibratedModel(nn.Module):
 
         Args:
             x: what the model takes.
-            alpha: the share of labels that may be missed; if not given, what the scaler was calibrated for.
+            alpha: the share of labels that sets may miss; if not given, the one that the scaler was calibrated for.
 
         Raises:
             FedCalError: the scaler has no sets, or alpha is out of range.
@@ -147,7 +147,7 @@ def export_onnx(calibrated: CalibratedModel, example: Tensor, path: str | Path) 
     The graph is run in onnxruntime on `example` before the file is written.
 
     Args:
-        calibrated: what to export; as in `eval()`, whatever its mode.
+        calibrated: the model to export; it is exported in `eval()` mode.
         example: a batch of inputs.
         path: where to write, atomically.
 

@@ -38,7 +38,7 @@ def _all_methods() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Config:
-    """What a run is. `None` means: what suits the data set (filled in by `resolve`).
+    """The settings of a run. `None` means that the default depends on the data set (filled in by `resolve`).
 
     Every field is an option of `fedcal run`, which explains it: `fedcal run --help`.
 
@@ -56,16 +56,16 @@ class Config:
     data: str = _option("digits", "Data set (see `fedcal data list`), or a .npz, .csv or .parquet of your own.", "Data")
     data_dir: str | None = _option(None, "Folder of the data files [env: FEDCAL_DATA; else the user's cache].", ADVANCED)
     standardise: bool | None = _option(None, "Your own data: give inputs zero mean and unit variance [default: floating-point numbers and images yes; whole numbers are token ids].", ADVANCED)
-    test_fraction: float = _option(0.2, "Your own data: share held out for testing, where there is no test split.", ADVANCED, above=0, below=1)
-    limit: int | None = _option(None, "Use that many training samples only (a fifth as many for testing).", "Data", low=1)
-    partition: str | None = _option(None, "dirichlet, iid, shards or natural [default: natural where there is one, else dirichlet].", "Data")
+    test_fraction: float = _option(0.2, "Your own data: share held out for testing, if there is no test split.", ADVANCED, above=0, below=1)
+    limit: int | None = _option(None, "Use only this many training samples (and a fifth as many for testing).", "Data", low=1)
+    partition: str | None = _option(None, "dirichlet, iid, shards or natural [default: natural if the data have clients, else dirichlet].", "Data")
     beta: float = _option(0.5, "Dirichlet concentration: lower is more skewed.", "Data", above=0)
-    clients: int | None = _option(None, "Number of clients [default: 20; natural: as many as there are].", "Data", low=1)
+    clients: int | None = _option(None, "Number of clients [default: 20; for natural clients: all of them].", "Data", low=1)
     classes_per_client: int = _option(2, "Classes a client holds (partition shards).", ADVANCED, low=1)
     cal_fraction: float = _option(0.1, "Share of a client's training data held out for calibration.", ADVANCED, above=0, below=1)
-    min_samples: int = _option(10, "Training samples that every client has at least.", ADVANCED, low=1)
+    min_samples: int = _option(10, "Least number of training samples per client.", ADVANCED, low=1)
 
-    model: str | None = _option(None, "logistic, mlp, cnn, resnet14 or resnet32, or MODULE:FUNCTION of your own [default: as suits the data].", "Learning")
+    model: str | None = _option(None, "logistic, mlp, cnn, resnet14 or resnet32, or your own as MODULE:FUNCTION [default: depends on the data].", "Learning")
     algorithm: Literal["fedavg", "centralised"] = _option("fedavg", "fedavg, or one centralised model for comparison.", ADVANCED)
     rounds: int = _option(100, "Communication rounds R.", "Learning", low=1)
     clients_per_round: int | None = _option(None, "Clients m that take part in a round [default: 5, or all if fewer].", "Learning", low=1)
@@ -76,16 +76,16 @@ class Config:
     weight_decay: float = _option(0.0, "Weight decay of local SGD.", ADVANCED, low=0)
     prox_mu: float = _option(0.0, "FedProx's µ; 0 is FedAvg.", ADVANCED, low=0)
 
-    method: tuple[str, ...] = _option(_all_methods, "Calibration method, perhaps with options: NAME or NAME:OPTION=VALUE,... (see `fedcal methods`); may be repeated [default: all but fed-head].", "Calibration")
+    method: tuple[str, ...] = _option(_all_methods, "Calibration method, optionally with options: NAME or NAME:OPTION=VALUE,... (see `fedcal methods`); may be repeated [default: all but fed-head].", "Calibration")
 
-    n_bins: int = _option(15, "Bins of the ECE.", ADVANCED, low=1, high=10_000)
+    n_bins: int = _option(15, "Number of bins of the ECE.", ADVANCED, low=1, high=10_000)
     seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0, high=2**63 - 1)
     device: str = _option("cpu", "cpu, cuda or cuda:N; calibration itself stays on the CPU.", "Running")
-    engine: Literal["auto", "fast", "reference"] = _option("auto", "fast (clients side by side: CUDA graphs on a GPU, threads on a CPU), the plain reference loop, or auto: fast where it pays.", ADVANCED)
-    precision: Literal["bf16", "tf32", "fp32"] = _option("bf16", "Of training on a GPU, by the fast engine; a CPU computes in fp32.", ADVANCED)
-    slots: int = _option(10, "Clients that train side by side on a GPU.", ADVANCED, low=1, high=64)
+    engine: Literal["auto", "fast", "reference"] = _option("auto", "fast (clients in parallel: CUDA graphs on a GPU, threads on a CPU), reference (a plain loop), or auto: fast where that saves time.", ADVANCED)
+    precision: Literal["bf16", "tf32", "fp32"] = _option("bf16", "Precision of training on a GPU with the fast engine; a CPU always uses fp32.", ADVANCED)
+    slots: int = _option(10, "Number of clients that train in parallel on a GPU.", ADVANCED, low=1, high=64)
     threads: int | None = _option(None, "CPU threads [default: 1 for logistic and mlp, else PyTorch's choice].", ADVANCED, low=1, high=1024)
-    checkpoint_every: int = _option(5, "Rounds between two checkpoints.", ADVANCED, low=1)
+    checkpoint_every: int = _option(5, "Number of rounds between checkpoints.", ADVANCED, low=1)
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -132,30 +132,30 @@ class Config:
         return replace(self, **{k: v for k, v in known.items() if getattr(self, k) is None})
 
     def methods(self) -> dict[str, Method]:
-        """Return the methods asked for, by their specs."""
+        """Return the methods of the config, by their specs."""
         from fedcal.methods import get_method
 
         return {spec: get_method(spec) for spec in self.method}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as it stands in config.json."""
+        """Return the config as it is written to config.json."""
         from fedcal.methods import method_to_json
 
         return {"schema": SCHEMA, **asdict(self), "method": [method_to_json(m) for m in self.methods().values()]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str = "config") -> Config:
-        """Read it back from config.json.
+        """Read a config from config.json.
 
         Args:
-            values: what `to_dict` gave.
+            values: what `to_dict` returned.
             source: where they are from, for messages.
 
         Returns:
             The config.
 
         Raises:
-            FedCalError: a field is unknown or not as it should be, or the schema is another one.
+            FedCalError: a field is unknown or invalid, or the schema is another one.
         """
         from fedcal.methods import method_from_json, spec_of
 

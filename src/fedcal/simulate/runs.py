@@ -77,21 +77,21 @@ def run(
     Args:
         config: what to run.
         out: the run folder; without it nothing is written.
-        data: your own data in place of the config's: (x, y), (x, y, client), a mapping of x, y, client, test_x, test_y,
+        data: your own data instead of the config's: (x, y), (x, y, client), a mapping of x, y, client, test_x, test_y,
             test_client and classes, or a .npz, .csv or .parquet. docs/own-data.md says what each may hold.
-        model: your own model in place of the config's: a function of (shape, n_classes), or of nothing, that returns an
+        model: your own model instead of the config's: a function of (shape, n_classes), or of nothing, that returns an
             nn.Module; or a module, whose weights training starts from.
-        resume: go on from the folder's last checkpoint, or start if there is none.
+        resume: continue from the folder's last checkpoint, or start if there is none.
         overwrite: replace an earlier run.
         on_round: called after every training round with its line of rounds.jsonl.
         on_start: called with the federation before its first round.
-        on_stage: called after training, whenever the run comes a step further: fits, measuring, the report.
+        on_stage: called after training, at each further step: fits, measuring, the report.
 
     Returns:
         What results.json holds.
 
     Raises:
-        FedCalError: the folder holds another run, a file is damaged, data or model are not as they should be, or training
+        FedCalError: the folder holds another run, a file is damaged, data or model are invalid, or training
             diverged.
 
     Examples:
@@ -274,7 +274,7 @@ def check_folder(folder: Path, config: Config, resume: bool, overwrite: bool) ->
         return
     if not resume:
         raise FedCalError(
-            f"{folder} holds a run already ({found[0]}): go on with --resume, replace it with --overwrite, "
+            f"{folder} holds a run already ({found[0]}): continue with --resume, replace it with --overwrite, "
             "or choose another"
         )
     stored = Config.from_dict(read_json(folder / "config.json"), str(folder / "config.json"))

@@ -47,26 +47,26 @@ def calibrate(
     train: Mapping[str, tuple[Any, Any]] | Sequence[tuple[Any, Any]] | None = None,
     **options: Any,
 ) -> Scaler:
-    """Calibrate a frozen model from each client's (logits, labels), as rounds between clients and a server would.
+    """Calibrate a model from each client's (logits, labels), in simulated rounds between clients and a server.
 
     Args:
         clients: each client's (N, K) logits and (N,) labels, held out of training; a mapping names them. (N,) scores
             are of two classes: class 1 is the likelier, the higher its score.
         method: a name (fedcal-plus if not given; `fedcal methods` lists all), or one with options, such as
             "fedcal-plus:accuracy=keep".
-        rounds: rounds in which all clients take part; the method's own number if not given.
-        seed: of whatever is drawn at random.
+        rounds: the number of rounds, in each of which all clients take part; the method's default if not given.
+        seed: for everything that is random.
         stream: read `clients`, a mapping, again in every round, client by client, and keep none of their samples: memory
             stays flat however many there are. A client's personal scaler is then made on demand, by `Scaler.welcome`; a
             method that averages the clients' scalers keeps these as their personal ones.
-        probs: True if the clients give probabilities, (N, K) or (N,) of class 1, and not logits.
+        probs: True if clients give probabilities, (N, K) or (N,) of class 1, instead of logits.
         classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
             strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
-        privacy: `Privacy(epsilon=4, delta=1e-5)`: fit under differential privacy, to see what it costs. The clients are
-            here all the same: only the scaler may be shown to others, and with `where="central"` not the rounds' sums.
+        privacy: `Privacy(epsilon=4, delta=1e-5)`: fit under differential privacy, to see what it costs. This process still
+            sees all samples: publish only the scaler, and with `where="central"` not the sums of the rounds.
         head: for a method that takes features (`fed-head`): the model's last layer, a torch.nn.Linear or (weight, bias). The
             clients then give (features, labels), and so do those who use the scaler.
-        train: for such a method, (features, labels) of samples that the model was trained on, by client, where they may help.
+        train: for such a method, (features, labels) of samples that the model was trained on, for each client; optional.
         options: the method's options (see `fedcal methods NAME`), e.g. `accuracy="keep"` for fedcal-plus, which leaves every
             decision of the model as it is (add `prior_shift=True` for clients' personal scalers that may move theirs),
             `alpha=0.1` and `coverage="site"` for conformal sets (docs/conformal.md), or `net="raw"` for fedcal.
@@ -75,7 +75,7 @@ def calibrate(
         The fitted scaler.
 
     Raises:
-        FedCalError: where an argument or a client's samples are not as they should be.
+        FedCalError: an argument or a client's samples are invalid.
 
     Examples:
         Two sites with a model that is too confident: its logits are three times as large as they should be.

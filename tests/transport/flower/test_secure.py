@@ -313,7 +313,7 @@ def test_a_node_that_loses_its_secrets_is_left_out():
         return app(message, context)
 
     report = fit(grid_of(6, forgetful), "fed-ts", secure=True).report()
-    assert "what this node held of a secure aggregation is gone" in report["faults"][0]["reason"]
+    assert "this node lost its part of a secure aggregation" in report["faults"][0]["reason"]
     assert len(report["fitted_by"]) == 5
 
 

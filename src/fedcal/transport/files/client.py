@@ -72,7 +72,7 @@ def reply(
     """
     plan, asked, sites = read_request(request)
     if site not in sites:
-        raise FedCalError(f"{unknown('site', site, sites)} (this federation's; say which one with --name)")
+        raise FedCalError(f"{unknown('site', site, sites)} (the sites of this federation); choose one with --name")
     check_n_classes(site, samples[0].shape[1], plan)
     rules = policy or Policy()
     rules.check_method(plan.method)

@@ -63,7 +63,7 @@ def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[s
         method: see `fedcal methods`; with options as in "fedcal-plus:accuracy=keep".
         classes: their number, or the label of each column.
         sites: names of the sites.
-        seed: of whatever is drawn at random.
+        seed: for everything that is random.
 
     Returns:
         The federation.
@@ -100,7 +100,7 @@ def receive(folder: Path, replies: Sequence[Path], without: Sequence[str] = ()) 
     Args:
         folder: the server's.
         replies: the reply of every site.
-        without: sites to go on without. An exact fit that holds sums of theirs begins again with the others (see
+        without: sites to leave out. An exact fit that contains their sums starts again with the others (see
             `Server.drop`); `replies` are then of no use.
 
     Returns:
@@ -124,7 +124,7 @@ def _receive(federation: ServerFolder, replies: Sequence[Path], without: Sequenc
             raise unknown("site", site, federation.sites)
     begins_again = server.drop(without)
     if not federation.sites:
-        raise FedCalError("no site is left: go on with at least one")
+        raise FedCalError("no site is left: keep at least one")
     if not begins_again:
         server.receive(_read_replies(federation, replies), check=False)
     federation.write_output()
@@ -219,7 +219,7 @@ def _read_replies(federation: ServerFolder, paths: Sequence[Path]) -> dict[str, 
     if missing := [site for site in sites if site not in found]:
         number = federation.server.ledger.rounds + 1
         raise FedCalError(
-            f"round {number}: no reply of {', '.join(missing)}; wait for it, or go on with --without {missing[0]}"
+            f"round {number}: no reply from {', '.join(missing)}; wait for it, or continue with --without {missing[0]}"
         )
     if far := outliers(found, server.plan.method.additive, server.known):
         site, reason = next(iter(far.items()))
@@ -228,4 +228,4 @@ def _read_replies(federation: ServerFolder, paths: Sequence[Path]) -> dict[str, 
 
 
 def _without(site: str) -> str:
-    return f"ask {site} for another reply, or go on with --without {site}"
+    return f"ask {site} for another reply, or continue with --without {site}"

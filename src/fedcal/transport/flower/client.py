@@ -37,13 +37,13 @@ def calibration_mod(
 
     Args:
         logits: the app's function of (arrays, context, split); for `fed-head`, what `features_of` makes.
-        privacy: what leaves this node keeps to it, whatever the server asks; it counts its budget itself. Distributed: this
-            node is then `secure`, since its share of the noise hides it within a total only.
+        privacy: the node's own differential privacy, whatever the server requests; the node counts the budget itself. With
+            distributed noise the node is also `secure`: its share of the noise protects it only within a total.
         probs: True if `logits` gives probabilities.
         classes: the label of each column, if labels are not the columns' numbers.
-        policy: what this node reveals at most, `Policy()` if not given. The node's config may name a file instead
+        policy: limits on what this node reveals, `Policy()` if not given. The node's config may name a file instead
             (`fedcal-policy`), and change two of its entries: `fedcal-allow-pooling`, `fedcal-min-count`.
-        secure: refuse every request that does not come by secure aggregation, whatever the server says; so does
+        secure: refuse every request that does not use secure aggregation; so does
             `fedcal-secure=true` in the node's config.
         share_scores: whether this node takes part in evaluations (`CalibratedStrategy(thresholds=…)`), whose sums show the
             server the scores and labels of its test samples, also where it is `secure`; never under `privacy`. The node's

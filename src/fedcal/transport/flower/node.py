@@ -58,7 +58,7 @@ def personal_scaler(context: Context) -> Params:
         context: the node's, after the last round.
 
     Returns:
-        Its parameters; empty where the global scaler serves.
+        Its parameters; empty if the node uses the global scaler.
     """
     kept = context.state.config_records.get(STATE)
     return unnest("personal", unpack(data_of(kept))[0]) if kept is not None else {}

@@ -84,7 +84,7 @@ class Rounds:
                 raise FedCalError(f"calibration round {request.round}: no node gives a usable reply ({reasons})")
             nodes = [node for node in nodes if node in replies]
             if server.drop(set(server.known) - {self.nodes.names[node] for node in nodes}):
-                log(INFO, "FedCal: the fit begins again with the nodes that are left")
+                log(INFO, "FedCal: the fit starts again with the remaining nodes")
                 after_round()
                 continue
             self.nodes.receive(server, replies)

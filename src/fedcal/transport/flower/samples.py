@@ -52,7 +52,7 @@ def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
 def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]) -> Logits:
     """Make `logits` for a PyTorch app.
 
-    Every other held-out sample is calibrated on and the rest is measured on: no sample serves for both.
+    Every second held-out sample is used for calibration, the others for measuring.
 
     Args:
         model: makes the app's model.
@@ -82,13 +82,13 @@ def features_of(
 ) -> Logits:
     """Make the function for `calibration_mod` where the method takes features (`fed-head`).
 
-    Features are what the model's last layer takes, which must be torch.nn.Linear. Every other held-out sample is calibrated
-    on, and the rest is measured on.
+    Features are the inputs of the model's last layer, which must be torch.nn.Linear. Every second held-out sample is used for
+    calibration, the others for measuring.
 
     Args:
         model: makes the app's model.
         held_out: gives a node's batches (x, y), or dicts of two, that it does not train on.
-        train: the same of what it trains on; if not given, heads are fitted on held-out samples alone.
+        train: the same for the samples that it trains on; if not given, heads are fitted only on held-out samples.
 
     Returns:
         The function for `calibration_mod`.

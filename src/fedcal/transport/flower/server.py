@@ -71,7 +71,7 @@ class Nodes:
         """Log why the round goes on without a node."""
         who = self.names.get(node) or self.earlier.get(node, f"node {node}")
         self.faults.append({**self._round, "node": str(node), "name": who, "reason": reason})
-        log(WARNING, "FedCal: %s round %d goes on without %s: %s", *self._round.values(), who, reason)
+        log(WARNING, "FedCal: %s round %d continues without %s: %s", *self._round.values(), who, reason)
 
     def blame_silent(self, asked: Iterable[int], replies: Mapping[int, Message]) -> None:
         """Log the nodes that a training round asked, and that sent an error or nothing.

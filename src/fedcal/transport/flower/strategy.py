@@ -49,21 +49,21 @@ class CalibratedStrategy(Strategy):
         method: a name (see `fedcal methods`), or a name with options: "fedcal-plus:accuracy=keep".
         n_classes: K of the model's logits.
         classes: the label of each column, if labels are not the columns' numbers.
-        seed: of whatever is drawn at random.
-        robust: "median" or "trimmed" in place of the mean, for methods whose nodes send scalers.
-        privacy: differential privacy of an additive method. With `where="local"` or `"distributed"` nodes add the noise; one
-            that has a privacy of its own (`calibration_mod`) keeps to that. `"distributed"` needs `secure`.
-        secure: secure aggregation of an additive method's sums: the server sees totals over nodes only, at least three.
+        seed: for everything that is random.
+        robust: "median" or "trimmed" instead of the mean, for methods whose nodes send scalers.
+        privacy: differential privacy of an additive method. With `where="local"` or `"distributed"` nodes add the noise; a
+            node with its own `Privacy` (`calibration_mod`) follows that. `"distributed"` needs `secure`.
+        secure: secure aggregation of an additive method's sums: the server sees only totals over at least three nodes.
         timeout: seconds that nodes have for a calibration round.
-        nodes: how many nodes to wait for before the first round.
-        patience: seconds to wait for nodes; then a round goes on without them, or is left out.
+        nodes: the number of nodes to wait for before the first round.
+        patience: seconds to wait for nodes; then a round continues without them, or is skipped.
         n_bins: bins of the ECE.
         thresholds: evaluate the calibrated model at nodes that share their scores, with decisions at these probabilities.
-        folder: where scaler and report go, and a checkpoint after every round; a run that finds one goes on from it.
+        folder: for scaler, report, and a checkpoint after every round; a run that finds a checkpoint continues from it.
         options: the method's options as Python values, e.g. `accuracy="keep"`.
 
     Raises:
-        FedCalError: where an argument is not as it should be.
+        FedCalError: an argument is invalid.
     """
 
     def __init__(
