@@ -79,7 +79,7 @@ def test_features_are_recorded_also_later_and_fed_head_is_fitted_on_them(tmp_pat
         assert found.shape == (len(labels), 10 + 128 + 1) and int((found[:, -1] == 0).sum()) == len(cal)
         assert torch.allclose(found[: len(cal), :10].double(), cal) and len(test[name][1]) == len(test[name][0])
     result = head.fit_cell(folder)
-    assert set(head.FITTED) == set(result["methods"]) and result["methods"]["fed-head"]["cost"]["rounds"] <= 45
+    assert set(head.FITTED) == set(result["methods"]) and result["methods"]["fed-head"]["cost"]["rounds"] <= 50
     head.present([result], tmp_path / "out")
     page = (tmp_path / "out" / "head.md").read_text(encoding="utf-8")
     assert "digits β=0.5" in page and "one more local round" in page
