@@ -69,7 +69,7 @@ REFUSING = {  # what the app says, and what the node's config says
     "secure": ({"secure": True}, {}),
     "the config": ({"share_scores": True}, {"fedcal-share-scores": False}),
     "secure by the config": ({"share_scores": True}, {"fedcal-secure": True}),
-    "privacy": ({"share_scores": True, "privacy": Privacy(5.0)}, {}),
+    "privacy": ({"share_scores": True, "privacy": Privacy(5.0, where="local")}, {}),
 }
 SHARING = {
     "secure": ({"secure": True, "share_scores": True}, {}),
