@@ -15,8 +15,8 @@ from flwr.app import Context, Message, RecordDict
 from fedcal.base.checks import check_kind
 from fedcal.errors import FedCalError
 from fedcal.protocol import Policy, Privacy
-from fedcal.transport.flower.node import ClientAppCallable, Node
-from fedcal.transport.flower.records import REPLY, REQUEST, STAGES, take_out
+from fedcal.transport.flower.node import ClientAppCallable, Node, one_message_at_a_time
+from fedcal.transport.flower.records import REPLY, REQUEST, STAGES, Records, take_out
 from fedcal.transport.flower.samples import Logits, as_samples
 
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
@@ -64,6 +64,10 @@ def calibration_mod(
         records = take_out(message.content) if message.has_content() else {}
         if REQUEST not in records:
             return call_next(message, context)
+        with one_message_at_a_time(context):
+            return handle(message, context, call_next, records)
+
+    def handle(message: Message, context: Context, call_next: ClientAppCallable, records: Records) -> Message:
         node = Node(context, records, samples, policy_of(context, own), bool(kind))
         shares = node.policy.privacy is not None and node.policy.privacy.where == "distributed"
         only_secure = secure or shares or context.node_config.get("fedcal-secure", False)

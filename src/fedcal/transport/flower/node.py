@@ -8,6 +8,7 @@ SuperNode.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
 from fedcal.base.arrays import Params
+from fedcal.base.lock import locked
 from fedcal.base.store import nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
@@ -70,6 +72,18 @@ def name_of(context: Context) -> str:
     if "name" in config:
         return str(config["name"])
     return f"client-{int(config['partition-id']):03d}" if "partition-id" in config else str(context.node_id)
+
+
+def state_path(context: Context) -> Path | None:
+    """Return the file of what a node keeps, if its config names a folder for it."""
+    folder = context.node_config.get("fedcal-state")
+    return Path(str(folder)) / f"{name_of(context)}.safetensors" if folder else None
+
+
+def one_message_at_a_time(context: Context) -> AbstractContextManager[None]:
+    """Refuse a message that comes beside another one: two runs at once would spend one privacy budget twice."""
+    path = state_path(context)
+    return locked(path.with_suffix(".busy"), "a message of another run") if path else nullcontext()
 
 
 class Node:
@@ -245,20 +259,15 @@ class Node:
         tensors = frozen | nest("client", state["tensors"]) | nest("personal", personal or {})
         data = pack(tensors, {**self.kept_of, "client": state["about"]})
         self.context.state.config_records[STATE] = ConfigRecord({DATA: data})
-        if path := self._path():
+        if path := state_path(self.context):
             write_bytes(path, data, private=True)  # logits and labels are in it
 
     def _recall(self) -> tuple[Params, dict[str, Any]]:
-        kept, path = self.context.state.config_records.get(STATE), self._path()
-        if kept is not None:
-            return unpack(data_of(kept))
+        """What it kept. The file counts before the context: another run, with a context of its own, may have written it."""
+        kept, path = self.context.state.config_records.get(STATE), state_path(self.context)
         if path is None or not path.exists():
-            return {}, {}
+            return ({}, {}) if kept is None else unpack(data_of(kept))
         try:
             return unpack(read_bytes(path))
         except FedCalError as error:
             raise FedCalError(f"{path} cannot be read ({error}): delete it, and the node starts again") from None
-
-    def _path(self) -> Path | None:
-        folder = self.context.node_config.get("fedcal-state")
-        return Path(str(folder)) / f"{self.name}.safetensors" if folder else None
