@@ -122,9 +122,8 @@ class Node:
             return self._evaluate()
         if STAGES in self.about:
             sums = self._measured_sums if self.phase == "measure" else self._reply_sums
-            shares = (
-                self.policy.privacy.shares if self.policy.privacy else 0
-            )  # without so many, noise would be too small
+            # Without so many nodes in the total, the shares of noise would add up to too little.
+            shares = self.policy.privacy.shares if self.policy.privacy else 0
             stages, masked, openly = reply_to_stages(self.context, str(self.about[STAGES]), sums, shares)
             return record_of(masked, client=self.name, stages=stages, openly=openly)
         if self.phase == "measure":
