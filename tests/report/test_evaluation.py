@@ -67,7 +67,7 @@ def test_a_group_named_like_a_site_has_its_own_plot_before_calibration():
     drawn = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "plot_calibration", lambda one, name, earlier, top: drawn.append((one, earlier)))
-        patch.setattr(pages, "_svg", lambda *_: "")
+        patch.setattr(pages, "inline", lambda *_: "")
         pages._sites(after, before, False)
     assert len(drawn) == 4 and all(one["n"] == earlier["n"] and one["ici"] == earlier["ici"] for one, earlier in drawn)
 

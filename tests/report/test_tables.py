@@ -102,7 +102,7 @@ def test_undefined_values_are_dashes(heart):
 def test_odd_names_are_escaped(heart):
     heart["methods"]["a_b|c&[bold]"] = heart["methods"].pop("ens")
     assert r"a\_b\|c&\[bold\]" in markdown(heart)
-    assert r"a\_b|c\&[bold]" in latex(heart)
+    assert r"a\_b\textbar{}c\&[bold]" in latex(heart)
     assert "a_b|c&[bold]" in shown(terminal(heart))
 
 

@@ -22,12 +22,13 @@ NAME = ".fedcal.lock"
 
 
 @contextmanager
-def locked(folder: Path, command: str) -> Iterator[None]:
+def locked(folder: Path, command: str, patience: float = 0.0) -> Iterator[None]:
     """Hold a folder for this process while the block runs. A folder that is not there is made, and deleted if it stays empty.
 
     Args:
         folder: to hold. Its lock file says who holds it, and is deleted at the end.
         command: what this process does, for the message that another one gets.
+        patience: seconds to wait for another process that holds the folder.
 
     Raises:
         FedCalError: where another process holds the folder; it says which one.
@@ -37,9 +38,12 @@ def locked(folder: Path, command: str) -> Iterator[None]:
         return
     path = folder / NAME
     made = [one for one in (folder, *folder.parents) if not one.exists()]
+    until = time.monotonic() + patience
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = _take(path)
+        while (handle := _take(path)) is None and time.monotonic() < until:
+            time.sleep(0.1)
+            folder.mkdir(parents=True, exist_ok=True)  # the one who held it may have deleted it
     except OSError as error:
         raise FedCalError(
             f"cannot lock {folder}: {error.strerror or error}; choose a folder you can write to"

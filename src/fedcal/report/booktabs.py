@@ -39,7 +39,9 @@ def latex_table(columns: Sequence[Any], rows: Sequence[Sequence[Any]], title: st
 
 
 def _line(cells: Sequence[Any]) -> str:
-    return f"{' & '.join(map(_cell, cells))} \\\\"
+    text = " & ".join(map(_cell, cells))
+    guard = "{}" if text.startswith(("[", "*")) else ""  # after the row above, these would begin an argument of its end
+    return f"{guard}{text} \\\\"
 
 
 def _cell(cell: Any) -> str:
@@ -54,8 +56,6 @@ _ESCAPED = {c: "\\" + c for c in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    "[": "{[}",  # after \\, at the start of a row, it would begin an argument
-    "*": "{*}",
     "≤": r"$\le$",
     "≥": r"$\ge$",
     "–": "--",

@@ -23,8 +23,7 @@ from fedcal.federate import task
 from fedcal.federate.app.client_app import app as client_app
 from fedcal.protocol import Policy
 from fedcal.protocol.wire import unpack
-from fedcal.transport.flower import CalibratedStrategy, calibration_mod, personal_scaler
-from fedcal.transport.flower.node import Node, state_path
+from fedcal.transport.flower import CalibratedStrategy, calibration_mod, node, personal_scaler
 from fedcal.transport.flower.records import REQUEST, record_of
 from fedcal.transport.flower.samples import as_samples
 from transport.flower.help import ROUNDS, config_of, distance, flower, grid_of, simulated
@@ -174,7 +173,7 @@ def test_a_node_goes_on_from_its_folder(tmp_path):
     assert all("delete it" in fault["reason"] for fault in broken.report()["faults"])
 
 
-def test_two_runs_at_once_share_what_a_node_keeps(tmp_path):
+def test_two_runs_at_once_share_what_a_node_keeps(tmp_path, monkeypatch):
     """Each run has a context of its own. Were it trusted, a server could begin two runs at once and spend a budget twice."""
     config = config_of("heart", "fed-ts")
     first, second = grid_of(config), grid_of(config)
@@ -186,12 +185,13 @@ def test_two_runs_at_once_share_what_a_node_keeps(tmp_path):
         path.unlink()
     flower(config, first)
     for context in second.contexts.values():
-        node = Node(context, {REQUEST: record_of(b"", phase="meet")}, task.logits, Policy(), False)
-        assert node.kept_of == unpack(read_bytes(state_path(context)))[1]  # what the other run wrote
+        found = node.Node(context, {REQUEST: record_of(b"", phase="meet")}, task.logits, Policy(), False)
+        assert found.kept_of == unpack(read_bytes(node.state_path(context)))[1]  # what the other run wrote
     for path in tmp_path.glob("*.safetensors"):
         path.unlink()
     for context in first.contexts.values():
         context.state.clear()
+    monkeypatch.setattr(node, "PATIENCE", 0.2)
     with locked(tmp_path / "va.busy", "a message of another run"):
         strategy, _ = flower(config, first)
     assert {fault["node"] for fault in strategy.report()["faults"]} == {"4"}

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 ClientAppCallable = Callable[[Message, Context], Message]  # as in Flower's typing module, which moved
 STATE = "fedcal.state"  # in the node's context
+PATIENCE = 600.0  # seconds that a message waits for one of another run: that may train
 
 
 def personal_scaler(context: Context) -> Params:
@@ -81,9 +82,9 @@ def state_path(context: Context) -> Path | None:
 
 
 def one_message_at_a_time(context: Context) -> AbstractContextManager[None]:
-    """Refuse a message that comes beside another one: two runs at once would spend one privacy budget twice."""
+    """Let a message wait for the one that this node handles: two runs at once would spend one privacy budget twice."""
     path = state_path(context)
-    return locked(path.with_suffix(".busy"), "a message of another run") if path else nullcontext()
+    return locked(path.with_suffix(".busy"), "a message of another run", PATIENCE) if path else nullcontext()
 
 
 class Node:
