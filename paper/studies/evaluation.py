@@ -243,13 +243,23 @@ def save(path: Path | None, found: dict[str, Any]) -> None:
         path.with_suffix(".md").write_text("\n".join(parts) or f"{extremes(found)}\n", encoding="utf-8")
 
 
+def _given(cell: dict[str, Any], name: str) -> bool:
+    """Whether at least half of the draws have that interval."""
+    return cell.get("without", {}).get(name, 0.0) <= 0.5
+
+
 def extremes(found: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """A Markdown table: the lowest and the highest coverage over populations, by measure and number of samples."""
+    """A Markdown table: the lowest and the highest coverage over populations, by measure and number of samples.
+
+    Populations in which most draws have no interval are left out.
+    """
     sizes = sorted({n for by_size in found.values() for n in by_size}, key=int)
     names = dict.fromkeys(name for by_size in found.values() for one in by_size.values() for name in one["coverage"])
     lines = [f"| measure | {' | '.join(f'n = {int(n):,}' for n in sizes)} |", f"|---|{'---:|' * len(sizes)}"]
     for name in names:
-        cells = [[one[n]["coverage"].get(name) for one in found.values() if n in one] for n in sizes]
+        cells = [
+            [one[n]["coverage"].get(name) for one in found.values() if n in one and _given(one[n], name)] for n in sizes
+        ]
         shares = [[100 * cell[1] for cell in one if cell] for one in cells]
         said = (
             " – ".join(f"{end:.1f}" for end in dict.fromkeys((min(one), max(one)))) if one else "" for one in shares
