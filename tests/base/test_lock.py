@@ -65,3 +65,35 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FedCalError, match="cannot lock"), locked(tmp_path / "file" / "x", "x"):
         pass
+
+
+def test_who_waits_makes_the_folder_again_that_the_other_deletes(tmp_path: Path, monkeypatch) -> None:
+    folder, opened, deleted = tmp_path / "a" / "b", os.open, []
+
+    def late(path, *rest):
+        if not deleted:  # between this one's mkdir and open, the other one ends
+            deleted.append(1)
+            folder.rmdir()
+            folder.parent.rmdir()
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", late)
+    with locked(folder, "x", patience=5.0):
+        assert (folder / NAME).exists()
+    assert deleted and list(tmp_path.iterdir()) == []
+
+
+def test_one_waits_for_another(tmp_path: Path) -> None:
+    folder, order = tmp_path / "x", []
+
+    def wait() -> None:
+        with locked(folder, "second", patience=30.0):
+            order.append("second")
+
+    thread = threading.Thread(target=wait)
+    with locked(folder, "first"):
+        thread.start()
+        thread.join(0.3)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"] and list(tmp_path.iterdir()) == []

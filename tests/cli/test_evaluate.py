@@ -32,6 +32,13 @@ def command(capsys, text, code=0):
     return err if code else out
 
 
+def test_nothing_is_printed_of_few_samples(place, capsys):
+    command(capsys, "calibrate x.csv --out cal --no-report --quiet")
+    Path("few.csv").write_text("p,label\n0.2,0\n0.7,1\n0.6,1\n")
+    told = command(capsys, "evaluate few.csv --scaler cal/scaler.safetensors")
+    assert told.strip() == "Too few samples to say anything."
+
+
 def test_in_one_place_and_by_files_of_sums(place, capsys):
     text = command(capsys, "evaluate x.csv --group sex --threshold 0.2 --json one.json --report r.html --tables t.md")
     assert "On average a probability is" in text and "Results: one.json" in text

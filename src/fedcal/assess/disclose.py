@@ -28,12 +28,11 @@ class Family(NamedTuple):
 
 
 def hidden_cells(counts: Mapping[Cell, Counts], families: Sequence[Family], min_count: int) -> set[Cell]:
-    """The cells to hide, so that no result is known of few samples.
+    """The cells to hide, so that nobody learns a result of few samples.
 
-    Cells that are hidden leave a gap in their families: a total that is shown, less the parts that are, gives what all the
-    hidden ones have together. So these must be several, and not few samples either; otherwise the smallest part that is
-    shown is hidden too. (Of a single part the total is hidden, which is the same.) A hidden total hides all its parts:
-    otherwise they could be taken off what is known of it and of others together.
+    A total less the parts that are shown is the sum of the hidden parts. So the hidden parts of a total must be several, and
+    not few samples together; otherwise the smallest shown part is hidden too. A total with a single part is that part, and
+    is hidden with it. If a total is hidden, all its parts are: with them, it could be computed from other sums.
 
     Args:
         counts: of each cell.
@@ -71,9 +70,10 @@ def close(hidden: set[Cell], counts: Mapping[Cell, Counts], filled: Sequence[Fam
 
 
 def determined(hidden: Iterable[Cell], filled: Sequence[Family]) -> set[Cell]:
-    """The hidden cells that follow from several families together, by sums and differences of what is shown.
+    """The hidden cells whose values follow from several families together, by sums and differences of what is shown.
 
-    They are those that are 0 in every change of the hidden cells that leaves all sums as they are: here, in a random one.
+    Values of hidden cells that fit what is shown differ by changes that leave all sums as they are. A cell is known if none
+    of these changes moves it, which a random one of them shows.
     """
     cells = sorted(hidden)
     at = {cell: i for i, cell in enumerate(cells)}
@@ -119,7 +119,7 @@ def families(sites: Sequence[str], variables: Mapping[str, Sequence[str]], label
 def add_rest(counts: dict[Cell, Counts], variables: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Count the samples that no group of a variable holds: of sites without the variable, or that did not send a group.
 
-    They have no results, but are known as a total less its groups.
+    They have no results of their own, but these are a total's less those of its groups.
 
     Args:
         counts: of all cells; those of the rest are added.

@@ -45,9 +45,9 @@ def mean_over(found: Sequence[Estimate], correlation: np.ndarray, bias: Sequence
 
 
 def mean_uncertainty(cases: np.ndarray) -> Estimate:
-    """The mean over classes of p (1 − p), which is one less Simpson's index, over the number of classes.
+    """The mean over K classes of p (1 − p): (1 − Simpson's index Σ p²) / K.
 
-    Where classes are about equally frequent, the part of its variance that falls with n² (Simpson 1949) is most of it.
+    If classes are about equally frequent, most of its variance is the term with 1 / n² (Simpson 1949).
 
     Args:
         cases: how many samples each class has.

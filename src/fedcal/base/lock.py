@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ except ImportError:  # Windows has no flock: folders are not locked there
     fcntl = None
 
 NAME = ".fedcal.lock"
+TRIES = 100  # to make a folder that others delete meanwhile
 
 
 @contextmanager
@@ -36,14 +38,10 @@ def locked(folder: Path, command: str, patience: float = 0.0) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    path = folder / NAME
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
-    until = time.monotonic() + patience
+    path, made, until = folder / NAME, set[Path](), time.monotonic() + patience
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        while (handle := _take(path)) is None and time.monotonic() < until:
+        while (handle := _take(path, made)) is None and time.monotonic() < until:
             time.sleep(0.1)
-            folder.mkdir(parents=True, exist_ok=True)  # the one who held it may have deleted it
     except OSError as error:
         raise FedCalError(
             f"cannot lock {folder}: {error.strerror or error}; choose a folder you can write to"
@@ -59,14 +57,24 @@ def locked(folder: Path, command: str, patience: float = 0.0) -> Iterator[None]:
         path.unlink(missing_ok=True)  # before it is released: whoever opened it meanwhile finds that it is gone
         os.close(handle)
         with suppress(OSError):  # those that hold something stay
-            for one in made:
+            for one in sorted(made, reverse=True):  # a folder before the one that it is in
                 one.rmdir()
 
 
-def _take(path: Path) -> int | None:
+def _open(path: Path, made: set[Path]) -> int:
+    """The lock file, open. Folders that are not there are made, and added to `made`."""
+    for _ in range(TRIES):
+        made |= {one for one in path.parents if not one.exists()}
+        with suppress(FileNotFoundError):  # the one who held the folder has just deleted it: make it again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _take(path: Path, made: set[Path]) -> int | None:
     """The open lock file; None where another process holds it."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        handle = _open(path, made)
         try:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -111,8 +111,9 @@ def evaluate(
             for row in (table_row(f"{name}, before", before[name]), table_row(f"{name}, after", after[name]))
         ]
     print_sorted_classes(None if meant else read.classes)
-    print_table(rows)
-    if after:
+    if rows:
+        print_table(rows)
+    if after and rows:  # else all samples together are too few
         print(f"after against before: {difference(found.difference('after', 'before'))}")
     ece = {name: tally.reliability.ece() for name, tally in found.tallies["after" if after else "before"].items()}
     if worst := max((name for name in ece if name in shown), key=lambda name: ece[name], default=""):

@@ -190,8 +190,9 @@ def prior_of_head(ridge: float, units: Units, clients: Clients) -> HeadPrior:
 class HeadGroup:
     """Descents of heads over the samples outside one fold, in standard units; neighbours are alike.
 
-    A group with a `guide` asks for no curvature: what the guide, descents over all samples from the same start, had in the
-    same round serves it too, less the fold's share. It goes after its guide, in the same rounds or later.
+    A group with a `guide` asks for no curvature. The guide is a group over all samples from the same start; its curvature of
+    the same round is used here too, less the fold's share. So a group is advanced after its guide, in the same rounds or
+    later.
     """
 
     family: str  # HEAD, or HEAD_ALL with training samples
@@ -277,7 +278,7 @@ class HeadCandidate:
 
     @property
     def fold_map(self) -> FoldMap:
-        """Its maps for samples that they were not fitted on. Folds that no fit was made without count the same for all."""
+        """Its maps for samples that they were not fitted on; 0 for a fold that no fit has left out yet: the same for all."""
         raw, none = self.guide.units.raw, np.zeros_like(self.guide.descents[0].t)
         return FoldMap(HEAD, {f: self.scale * raw(self.folds[f].t) if f in self.folds else none for f in range(FOLDS)})
 
@@ -293,8 +294,11 @@ class HeadCandidate:
 
 
 def begin_head(prior: Prior, fold: int, rounds: int) -> Descent:
-    """A fit of a head from the start. One without a fold never starts from a fit that has seen the fold: with many
-    features a weakly shrunk head fits every sample, and steps away from it are too short to forget the fold."""
+    """A fit of a head that has not seen any sample yet.
+
+    A fit without a fold never starts from one that has seen the fold: with many features a weakly shrunk head fits every
+    sample, and steps away from it are too short to forget the fold.
+    """
     return Descent(UNSURE * prior.identity, prior, CHOOSING if fold == ALL else CHOOSING / FOLDS, rounds)
 
 

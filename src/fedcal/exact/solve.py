@@ -170,7 +170,7 @@ class Descent:
 
     @property
     def left(self) -> float:
-        """Nats that its next step promises, where its limit of rounds stopped it; none are left where it has arrived."""
+        """Nats that its next step promises: 0 if it has arrived, infinite if it found no step that gains anything."""
         if self.arrived:
             return 0.0
         return 0.5 * self._promised if self._best is not None and self._scale >= SMALLEST else math.inf

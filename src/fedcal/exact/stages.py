@@ -160,8 +160,8 @@ class Candidate:
 
     @property
     def left(self) -> float:
-        """Nats that the fits, all samples' and without each fold, would still have gained: by about as much, its loss out of
-        fold may be wrong."""
+        """Nats that its fits, on all samples and without each fold, could still gain; its loss out of fold may be wrong by
+        about as much."""
         return self.fit.left + sum(descent.left for descent in self.folds.values())
 
 
@@ -300,7 +300,7 @@ class Scores:
         return mean, (max(square - mean**2, 0.0) / max(self.n, 1)) ** 0.5
 
     def best(self, numbers: Iterable[int], left: Mapping[int, float] | None = None) -> int:
-        """Which of these candidates has the least loss, each taken as too low by the nats that are left of it."""
+        """Which of these candidates has the least loss; `left` gives nats to add to a candidate's loss."""
         return min(numbers, key=lambda i: float(self.total[i]) + (left or {}).get(i, 0.0))
 
 

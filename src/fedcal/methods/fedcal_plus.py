@@ -184,7 +184,7 @@ def choose_family(
         left = {i: 0.0 if large else of.left for i, of in enumerate(tried) if of.family == family}
         best = scores.best(left, left)
         gain, error = scores.paired(chosen, best)
-        gain -= left[best] / clients.n
+        gain -= left[best] / clients.n  # what its fits had still to gain counts against it
         as_right = chosen > 0 or float(scores.hits[best]) >= float(scores.hits[0])
         clients.log[f"{family}_gain"] = gain
         if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:

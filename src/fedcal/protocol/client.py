@@ -280,11 +280,12 @@ class Client:
 
 
 def _told_of(n: int, min_count: int, unit: str) -> float:
-    """Which part of its private sums a client of n samples replies with: none of fewer than `min_count`.
+    """The factor by which a client of n samples multiplies its private sums: 0 for fewer than `min_count` samples.
 
-    What is cut off must not tell that it is. Per sample, n of them count as n − (min_count − 1) of the same mean: one sample
-    more then moves the sum by one summand at most, where a sum that is 0 below `min_count` would jump by that many. Per
-    client, all samples together are one summand.
+    Whether a client has `min_count` samples must stay as hidden as any sample. If samples are protected, n of them therefore
+    count as n − (min_count − 1) with the same mean: one more sample moves the sum by one summand at most. (If all were sent
+    from `min_count` on, that one would move it by `min_count` summands.) If clients are protected, all samples of a client
+    are one summand.
     """
     if n < min_count:
         return 0.0

@@ -194,7 +194,8 @@ def test_two_runs_at_once_share_what_a_node_keeps(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "PATIENCE", 0.2)
     with locked(tmp_path / "va.busy", "a message of another run"):
         strategy, _ = flower(config, first)
-    assert {fault["node"] for fault in strategy.report()["faults"]} == {"4"}
+    # It trains all the same: only what it keeps may not be written twice at once.
+    assert {(fault["node"], fault["phase"]) for fault in strategy.report()["faults"]} == {("4", "calibration")}
     assert all("in use" in fault["reason"] for fault in strategy.report()["faults"])
 
 

@@ -82,7 +82,7 @@ def state_path(context: Context) -> Path | None:
 
 
 def one_message_at_a_time(context: Context) -> AbstractContextManager[None]:
-    """Let a message wait for the one that this node handles: two runs at once would spend one privacy budget twice."""
+    """Let a message wait until this node has handled another one: two runs at once would spend one privacy budget twice."""
     path = state_path(context)
     return locked(path.with_suffix(".busy"), "a message of another run", PATIENCE) if path else nullcontext()
 
