@@ -388,7 +388,6 @@ def choose_head(
     scores = Scores.of((yield queries.Score((plus, *(of.fold_map for of in chosen)))), clients)
     first = scores.best(range(1, len(chosen) + 1))
     gain, error = scores.paired(0, first)
-    clients.log |= {"head_gain": gain, "head_gain_error": error, "head_ridge": chosen[first - 1].ridge}
     as_right = not is_temperature or float(scores.hits[first]) >= float(scores.hits[0])
     enough = gain > max(0.0, (2 if is_temperature else 1) * error)
     return chosen[first - 1] if enough and as_right else None

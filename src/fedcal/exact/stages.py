@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,7 +42,6 @@ class Clients:
     mode: float  # of 1/T: 1, or more where the logits are microscopic, and less where they are huge
     begin: float  # a guess of 1/T
     folds_filled: bool
-    log: dict[str, float] = field(default_factory=dict)  # remarks for the report
 
 
 def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
@@ -315,7 +314,7 @@ def choose_map(histograms: Array, clients: Clients) -> Params:
 
     Args:
         histograms: of out-of-fold confidences, by fold (`maps.fine_histogram`).
-        clients: their log takes what the map gains.
+        clients: how many samples there are.
     """
     whole = histograms.sum(0)
     betas = [maps.fit_beta(whole - one) for one in histograms]
@@ -335,7 +334,6 @@ def choose_map(histograms: Array, clients: Clients) -> Params:
     total, square = loss_of(pseudo, True)
     gain = total / clients.n
     error = (max(square / clients.n - gain**2, 0.0) / clients.n) ** 0.5
-    clients.log |= {"map_gain": gain, "map_gain_error": error}
     if gain <= (0.0 if clients.n >= 300 else error):  # under 20 samples per bin, chance alone passes "better" too often
         return {}
     return {"beta": maps.fit_beta(whole), "hist": maps.hist_knots(whole, pseudo)}

@@ -186,7 +186,6 @@ def choose_family(
         gain, error = scores.paired(chosen, best)
         gain -= left[best] / clients.n  # what its fits had still to gain counts against it
         as_right = chosen > 0 or float(scores.hits[best]) >= float(scores.hits[0])
-        clients.log[f"{family}_gain"] = gain
         if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:
             chosen = best
     yield from finish([tried[i] for i in sorted({0, chosen})])

@@ -11,7 +11,7 @@ from fedcal.base.last_layer import last_linear
 from fedcal.base.seeds import torch_rng
 from fedcal.data import Client, Dataset, load, make_clients, skew
 from fedcal.data.own import is_own as is_own_data
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, reason_of
 from fedcal.learn import cpu
 from fedcal.learn.local import SGD, Job, Trained, train_in_turn
 from fedcal.learn.models import build
@@ -151,7 +151,7 @@ def trainer(
             if traits is None:
                 raise
             torch.cuda.synchronize()
-            why = f"its step cannot be recorded as a CUDA graph ({str(error).splitlines()[0]})"
+            why = f"its step cannot be recorded as a CUDA graph ({reason_of(error)})"
     if config.engine == "fast":
         raise FedCalError(f"the fast engine cannot train model {config.model}: {why}; choose --engine reference")
     remark(f"model {config.model} is trained by the reference loop: {why}")

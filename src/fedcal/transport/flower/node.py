@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 ClientAppCallable = Callable[[Message, Context], Message]  # as in Flower's typing module, which moved
 STATE = "fedcal.state"  # in the node's context
-PATIENCE = 600.0  # seconds that a message waits for one of another run: that may train
+PATIENCE = 60.0  # seconds that a message waits for one of another run: less than a server waits for a reply
 
 
 def personal_scaler(context: Context) -> Params:
