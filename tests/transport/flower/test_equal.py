@@ -148,9 +148,11 @@ def test_a_folder_outlives_the_node(tmp_path):
     config = config_of("heart", "fed-ts")
     grid = grid_of(config)
     for context in grid.contexts.values():
-        context.node_config["fedcal-state"] = str(tmp_path)
+        context.node_config["fedcal-state"] = str(tmp_path / "state")
     flower(config, grid)
-    assert sorted(path.stem for path in tmp_path.iterdir()) == ["cleveland", "hungarian", "switzerland", "va"]
+    files = sorted((tmp_path / "state").iterdir())
+    assert [path.stem for path in files] == ["cleveland", "hungarian", "switzerland", "va"]
+    assert [path.stat().st_mode & 0o777 for path in (*files, files[0].parent)] == [0o600] * 4 + [0o700]
 
 
 def test_a_node_goes_on_from_its_folder(tmp_path):

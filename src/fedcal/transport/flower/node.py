@@ -8,7 +8,7 @@ SuperNode.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
 from fedcal.base.arrays import Params
 from fedcal.base.lock import locked
-from fedcal.base.store import nest, read_bytes, unnest, write_bytes
+from fedcal.base.store import make_folder, nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
@@ -83,8 +83,11 @@ def state_path(context: Context) -> Path | None:
 
 def one_message_at_a_time(context: Context) -> AbstractContextManager[None]:
     """Let a message wait until this node has handled another one: two runs at once would spend one privacy budget twice."""
-    path = state_path(context)
-    return locked(path.with_suffix(".busy"), "a message of another run", PATIENCE) if path else nullcontext()
+    if (path := state_path(context)) is None:
+        return nullcontext()
+    with suppress(OSError):  # a folder that cannot be made cannot be locked either, which is said
+        make_folder(path.parent, private=True)
+    return locked(path.with_suffix(".busy"), "a message of another run", PATIENCE)
 
 
 class Node:
