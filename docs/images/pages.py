@@ -1,6 +1,6 @@
 """Photograph pages in a headless Chromium: python docs/images/pages.py runs/demo/report.html heart.html
 
-Writes demo-page.png, demo-phone.png (dark), evaluate-page.png and evaluate-sites.png. `fedcal evaluate` writes heart.html, as
+Writes demo-page.png, evaluate-page.png and evaluate-sites.png. `fedcal evaluate` writes heart.html, as
 docs/evaluate.md says.
 """
 
@@ -33,6 +33,5 @@ def take(browser: Browser, page: str, name: str, width: int, sections: tuple[int
 
 with Browser() as browser:
     take(browser, demo, "demo-page.png", 1280, (-1, 1))
-    take(browser, demo, "demo-phone.png", 420, (-1, 0), dark=True)
     take(browser, heart, "evaluate-page.png", 1280, (-1, 0))
     take(browser, heart, "evaluate-sites.png", 1280, (1, 1))
