@@ -18,15 +18,15 @@ demo, heart = (Path(name).resolve().as_uri() for name in sys.argv[1:3])
 SECTION = "document.querySelectorAll('section')[{}].getBoundingClientRect().{}"
 
 
-def take(browser: Browser, page: str, name: str, width: int, sections: tuple[int, int], dark: bool = False) -> None:
+def take(browser: Browser, page: str, name: str, width: int, sections: tuple[int, int]) -> None:
     """Photograph from the top of one section (-1: of the page) to the end of another."""
-    browser.view(width, dark=dark)
+    browser.view(width)
     browser.visit(page)
     browser.value("document.documentElement.style.overflow = 'hidden'")  # no scroll bar
     first, last = sections
     top = 0 if first < 0 else browser.value(SECTION.format(first, "top")) - 24
     bottom = browser.value(SECTION.format(last, "bottom")) + 24
-    browser.view(width, height=int(bottom) + 1, dark=dark)
+    browser.view(width, height=int(bottom) + 1)
     picture = Image.open(io.BytesIO(browser.picture())).convert("RGB").crop((0, int(top), width, int(bottom)))
     picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
 
