@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -298,9 +298,9 @@ class Scores:
         square = float(self.gram[i, i] - 2 * self.gram[i, j] + self.gram[j, j]) / max(self.n, 1)
         return mean, (max(square - mean**2, 0.0) / max(self.n, 1)) ** 0.5
 
-    def best(self, numbers: Iterable[int], left: Mapping[int, float] | None = None) -> int:
-        """Which of these candidates has the least loss; `left` gives nats to add to a candidate's loss."""
-        return min(numbers, key=lambda i: float(self.total[i]) + (left or {}).get(i, 0.0))
+    def best(self, numbers: Iterable[int]) -> int:
+        """Which of these candidates has the least loss."""
+        return min(numbers, key=lambda i: float(self.total[i]))
 
 
 # --- confidence maps and the prior shift -----------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def choose_family(
     for family in tuple(ridges)[1:]:
         large = is_large(family, len(ridges[family]), clients.k)  # those go on for few steps only, and change little
         left = {i: 0.0 if large else of.left for i, of in enumerate(tried) if of.family == family}
-        best = scores.best(left, left)
+        best = min(left, key=lambda i: float(scores.total[i]) + left[i])
         gain, error = scores.paired(chosen, best)
         gain -= left[best] / clients.n  # what its fits had still to gain counts against it
         as_right = chosen > 0 or float(scores.hits[best]) >= float(scores.hits[0])
