@@ -67,6 +67,24 @@ def test_a_fit_that_stops_short_says_so(monkeypatch):
         fedcal.calibrate(clients, "fed-vector")
 
 
+def test_a_fit_goes_on_with_the_step_that_was_due():
+    """Not with the best point that it has seen, which would tell it nothing new, and halve its step."""
+    of = group("full", rounds=2)
+    seen: list[np.ndarray] = []
+
+    def reply(t: np.ndarray) -> dict[str, np.ndarray]:  # a Hessian four times too large: steps that are too short
+        return sums(float(((t - 3) ** 2).sum()) / 2, 0.0, 4.0) | {"grad": (t - 3)[None]}
+
+    while not of.descents[0].done:
+        seen.append(of.ask().at[0])
+        of.receive(reply(seen[-1]))
+    assert of.descents[0].stopped and (of.descents[0].t == seen[-1]).all()  # the best one
+    of.descents[0].go_on(1e-10, 60)
+    next_one = of.ask().at[0]
+    assert not any((next_one == one).all() for one in seen)
+    assert reply(next_one)["loss"] < reply(seen[-1])["loss"]
+
+
 def test_a_fit_that_finds_no_step_says_so():
     of = group("full", FLAT)
     steps(of, lambda t: sums(1e9 * float(np.abs(t - START).sum()), -1.0, 1.0))

@@ -218,8 +218,10 @@ class Descent:
             self.t = self._best
 
     def go_on(self, tol: float, rounds: int) -> None:
-        """Search on from `t`, to a smaller tolerance."""
+        """Search on, to a smaller tolerance; the step that is due, if there is one, comes first."""
         self.tol, self.rounds, self.trusting = tol, rounds, True
+        if not self.arrived and self._best is not None and self._move is not None:
+            self.t = self._best + self._scale * self._move
         self.done, self.arrived, self.stopped = False, False, ""
 
     def corrected(self, inverse: Inverse, share: float = 1.0) -> Inverse:
