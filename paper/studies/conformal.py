@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,11 @@ def main() -> None:
     parser.add_argument("--score", choices=["lac", "aps", "raps"], default="lac")
     parser.add_argument("--method", default="fedcal-plus")
     parser.add_argument("--out", type=Path, help="where to write, without an ending")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    found = {path.stem: measure(path, args.method, args.alpha, args.score) for path in args.files}
+    with ProcessPoolExecutor(args.jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures = {path: pool.submit(measure, path, args.method, args.alpha, args.score) for path in args.files}
+        found = {path.name if path.is_dir() else path.stem: future.result() for path, future in futures.items()}
     text = table(found, args.alpha)
     print(text)
     if args.out:
