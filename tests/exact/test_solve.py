@@ -7,8 +7,9 @@ import torch
 import fedcal
 from fedcal.errors import FedCalWarning
 from fedcal.exact import stages
+from fedcal.exact.groups import Group
 from fedcal.exact.linear import pack_symmetric
-from fedcal.exact.solve import Descent, Group, Prior, inverse_of
+from fedcal.exact.solve import Descent, Prior, inverse_of
 from grid_cases import Case
 
 START = np.array([1.0, 0.0, 0.0])

@@ -1,149 +1,21 @@
-"""fed-head: equal to pooled fits and to another library's optimum, and a no where features tell no more than logits."""
+"""fed-head: better than fedcal-plus where features tell more than logits, and a no where they do not."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import fedcal
 from fedcal.base.folds import held_out
 from fedcal.errors import FedCalError
-from fedcal.exact import head_fit
-from fedcal.exact.head import HEAD, HEAD_ALL, head_curvature, head_sums
-from fedcal.exact.head_samples import HeadSamples, join
-from fedcal.exact.prepared import Prepared
-from fedcal.exact.stages import Clients
+from fedcal.exact.head import HEAD
+from fedcal.exact.head_samples import join
 from fedcal.methods import get_method
 from fedcal.methods.sets import SetScores
 from fedcal.protocol import Client, Policy, Privacy, Request, Scaler, Server
-
-
-def federation(n=900, k=4, d=6, seed=0, good_head=False, scale=1.0):
-    """Features, labels that follow a softmax of them, and a head: the true one, or one that has drifted."""
-    rng = np.random.default_rng(seed)
-    truth = 1.5 * rng.normal(size=(k, d))
-    x = rng.normal(size=(n, d))
-    y = (x @ truth.T + rng.gumbel(size=(n, k))).argmax(1)
-    head = 2 * truth if good_head else truth + 1.5 * rng.normal(size=(k, d))
-    return scale * x, y, (head / scale, np.zeros(k))
-
-
-def dealt(x, y, parts, seed=0):
-    """The samples over so many clients of very different sizes."""
-    order = np.random.default_rng(seed).permutation(len(y))
-    cuts = np.sort(np.random.default_rng(seed + 1).integers(0, len(y), size=parts - 1))
-    return [(x[rows], y[rows]) for rows in np.split(order, cuts)]
-
-
-def whole(x, y, head, trained=0):
-    """All samples as one client's; the last ones as training samples."""
-    weight, bias = (np.asarray(part, float) for part in head)
-    x = np.asarray(x, float)
-    rows = join(x @ weight.T + bias, x)
-    rows[len(y) - trained :, -1] = 1.0
-    return HeadSamples(Prepared(lambda: (rows, y)), x.shape[1])
-
-
-def drive(program, samples):
-    """Run a program with one client; return what it returns, and the rounds."""
-    query, rounds = next(program), 1
-    while True:
-        try:
-            query, rounds = program.send(query.reply(samples)), rounds + 1
-        except StopIteration as done:
-            return done.value, rounds
-
-
-def clients_of(k, n):
-    return Clients(k, float(n), np.ones(k), 1.0, 1.0, True)
-
-
-# --- sums --------------------------------------------------------------------------------------------------------------
-
-
-def test_gradient_and_curvature_are_those_of_autograd():
-    x, y, head = federation(60, 3, 4)
-    samples = whole(x, y, head, trained=20)
-    rng = np.random.default_rng(0)
-    t = torch.from_numpy(0.3 * rng.normal(size=(1 + 3 * 5)))
-    z = torch.from_numpy(samples.logits - samples.logits.mean(1, keepdims=True))
-
-    def loss(t):
-        rows = t[1:].view(3, 5)
-        u = t[0] * z + torch.from_numpy(samples.features) @ rows[:, :4].T + rows[:, 4]
-        return nn.functional.cross_entropy(u, torch.from_numpy(samples.labels), reduction="sum")
-
-    value, grad = head_sums(t[None].numpy(), np.array([-1]), samples.held_out_blocks())
-    whole_t = t.clone().requires_grad_()
-    loss(whole_t).backward()
-    assert value[0] == pytest.approx(float(loss(t)), rel=1e-12)
-    assert np.allclose(grad[0], whole_t.grad.numpy(), atol=1e-10)
-    hessian = torch.autograd.functional.hessian(loss, t).numpy()
-    units = head_fit.Units(np.eye(5), np.ones(5), 3, 40.0, 0.0)
-    found = head_curvature(t.numpy(), -1, "full", np.eye(5), samples.held_out_blocks())
-    bend = head_fit.Bend.of(found, units)
-    assert np.allclose(bend.inside, hessian, atol=1e-9)
-    blocks = head_curvature(t.numpy(), -1, "blocks", np.eye(5), samples.held_out_blocks())
-    first = np.zeros((5, 5))
-    first[np.triu_indices(5)] = blocks["hess"][0]
-    assert np.allclose(np.triu(first), np.triu(hessian[1:6, 1:6]), atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("k", "d", "ridge", "family"),
-    [(3, 5, 1.0, HEAD), (2, 1, 0.5, HEAD_ALL), (10, 120, 1.0, HEAD_ALL), (25, 6, 1.0, HEAD)],
-)
-def test_the_fit_is_the_convex_optimum(k, d, ridge, family):
-    """Against scikit-learn: the model's own logits are 0, and the ridge is the same for all parameters."""
-    x, y, _ = federation(600, k, d, seed=1)
-    samples = whole(x, y, (np.zeros((k, d)), np.zeros(k)), trained=200)
-    kept = slice(0, 600 if family == HEAD_ALL else 400)
-    found, rounds = drive(head_fit.fit_head(family, ridge, clients_of(k, 400)), samples)
-    mean, cov = x.mean(0), np.cov(x.T, bias=True).reshape(d, d)
-    spread = np.sqrt(0.5 * np.diag(cov) + 0.5 * np.diag(cov).mean())
-    standard = np.c_[(x - mean) / spread, np.ones(len(x))][kept]
-    model = LogisticRegression(C=1 / ridge, fit_intercept=False, tol=1e-12, max_iter=5000, solver="newton-cg")
-    one_more = np.r_[y[kept], np.arange(k)]  # all classes, with no weight, so that it fits them all
-    model.fit(np.r_[standard, np.zeros((k, d + 1))], one_more, np.r_[np.ones(len(y[kept])), np.full(k, 1e-300)])
-    coef = np.r_[-model.coef_, model.coef_] / 2 if k == 2 else model.coef_
-    if k == 2:  # its two-class form has one row: the same optimum at twice the ridge
-        model = LogisticRegression(C=2 / ridge, fit_intercept=False, tol=1e-12, max_iter=5000, solver="newton-cg")
-        model.fit(standard, y[kept])
-        coef = np.r_[-model.coef_, model.coef_] / 2
-    expected = standard @ coef.T
-    rows = found[1:].reshape(k, d + 1)
-    mine = x[kept] @ rows[:, :d].T + rows[:, d]
-    mine, expected = (u - u.mean(1, keepdims=True) for u in (mine, expected))
-    assert np.allclose(mine, expected, atol=2e-4 if k > 20 else 2e-5)
-    assert rounds <= 60
-
-
-# --- any split of the samples -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("parts", [2, 7, 300])
-def test_any_split_gives_the_pooled_fit(parts):
-    """At a given ridge; folds lie inside each client, so that only the choice among ridges may depend on the split."""
-    x, y, head = federation()
-    several = [*dealt(x, y, parts), (x[:0], y[:0])]
-    clients = [whole(*pair, head, trained=len(pair[1]) // 3) for pair in several if len(pair[1])]
-    held_out = sum(len(client.labels) for client in clients)
-    together = tuple(np.concatenate([getattr(c.rows, of) for c in clients]) for of in ("logits", "labels"))
-    pooled = HeadSamples(Prepared(lambda: together), 6)
-    assert len(pooled.labels) == held_out and len(pooled.trained_labels) == 900 - held_out
-    expected, _ = drive(head_fit.fit_head(HEAD_ALL, 3.0, clients_of(4, held_out)), pooled)
-    program = head_fit.fit_head(HEAD_ALL, 3.0, clients_of(4, held_out))
-    query, found = next(program), None
-    while found is None:
-        replies = [query.reply(client) for client in clients]
-        try:
-            query = program.send({name: sum(reply[name] for reply in replies) for name in replies[0]})
-        except StopIteration as done:
-            found = done.value
-    assert np.allclose(found, expected, atol=1e-8, rtol=0)
+from heads import dealt, federation
 
 
 def test_many_small_clients_reply_as_one_or_one_by_one(monkeypatch):
@@ -188,24 +60,6 @@ def test_it_says_no_where_features_tell_no_more(seed):
     plus = fedcal.calibrate([(a @ head[0].T, b) for a, b in dealt(x, y, 4)], "fedcal-plus")
     expected = plus.predict_proba(x @ head[0].T)
     assert np.allclose(scaler.predict_proba(features), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize(("k", "d"), [(3, 60), (4, 400)])
-def test_a_head_is_judged_without_the_samples_that_it_was_fitted_on(k, d):
-    """Labels that have nothing to do with the features, and more features than samples: no head can tell any of them."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(150, d)), rng.integers(k, size=150)
-    samples, clients = whole(x, y, (rng.normal(size=(k, d)) / d**0.5, np.zeros(k))), clients_of(k, 150)
-
-    def program():
-        units = head_fit.Units.of((yield head_fit.HeadStart()), clients)
-        tried = yield from head_fit.fit_heads(tuple(d * ridge for ridge in head_fit.RIDGES), units, clients)
-        first = yield from head_fit.rescale(tried)
-        yield from head_fit.finish_heads(tried[-1:])
-        return [*first, *(yield from head_fit.rescale(tried[-1:]))]
-
-    losses, _ = drive(program(), samples)
-    assert min(losses) > 0.95 * 150 * np.log(k)
 
 
 @pytest.mark.parametrize("seed", range(3))

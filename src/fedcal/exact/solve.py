@@ -1,14 +1,7 @@
-"""The server's half of exact fits: quasi-Newton descents, many of them side by side, one round of messages for all.
+"""One exact fit at the server: a quasi-Newton descent to the optimum of one map, from sums.
 
-A `Descent` looks for the optimum of one map. Descents of one family form a `Group`, which asks for the loss and gradient of
-all its maps, but for the curvature of one of them only, the lead: the others are close enough for it to serve them too,
-corrected by what their own steps have shown (L-BFGS). To the lead itself it is exact, and its step is Newton's.
-
-    full        the whole Hessian of the lead, in every round
-    blocks      of a large matrix, the Hessian of each class with itself, once
-    diagonal    of other large families, what couples each class with itself, in every round
-
-Whoever drives the generators decides how sums are gathered: a loop in memory, files, Flower, secure aggregation.
+A fit is a sum of losses over all clients' samples, and a prior, which only the server needs. How much of the Hessian is known
+differs (groups.py); what is known is inverted here, and L-BFGS corrects it by what the steps have shown.
 """
 
 from __future__ import annotations
@@ -22,13 +15,9 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Array
-from fedcal.base.folds import FOLDS
 from fedcal.base.query import Query
-from fedcal.base.store import unnest
 from fedcal.errors import FedCalWarning
-from fedcal.exact.linear import Curvature, unpack_hessian, unpack_symmetric
-from fedcal.exact.prepared import ALL
-from fedcal.exact.queries import LinearSums, Points, SumQuery
+from fedcal.exact.linear import unpack_hessian, unpack_symmetric
 
 Sums = dict[str, Array]
 Program = Generator[Query, Sums, Any]  # yields queries, is sent the sums of the replies, returns the result
@@ -262,69 +251,3 @@ def warn_if_stopped(descent: Descent) -> None:
             FedCalWarning,
             stacklevel=2,
         )
-
-
-# --- many at once ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Group:
-    """Descents of one family over the samples outside one fold; their order is one in which neighbours are alike.
-
-    A group with a `guide` asks for no curvature: that of the guide, descents of its family over all samples, serves it too,
-    less the fold's share. It goes after its guide in the same rounds.
-    """
-
-    family: str
-    descents: list[Descent]
-    curvature: Curvature
-    fold: int = ALL
-    guide: Group | None = None
-    known: Sums = field(default_factory=dict)  # the latest curvature
-    _asked: list[Descent] = field(default_factory=list)
-
-    def ask(self) -> Points:
-        """What is wanted of the clients: maps at one point once, the lead's first."""
-        self._asked = lead_first(self.descents)
-        wanted = "none" if self.curvature == "blocks" and self.known else self.curvature
-        return Points(self.family, self.fold, wanted, self._at()[changes(self._at())])
-
-    def receive(self, sums: Sums) -> None:
-        """Hand the sums to the descents."""
-        told = {name: value for name, value in sums.items() if name not in ("loss", "grad")}
-        self.known = self.guide.known if self.guide else told or self.known
-        share = 1 - 1 / FOLDS if self.guide else 1.0
-        if "blocks" in self.known and not self.descents[0].inverse:  # costly to invert
-            for descent in self.descents:
-                descent.inverse = self.inverse(descent, share)
-        rows = np.cumsum(changes(self._at())) - 1
-        for i, descent in zip(rows.tolist(), self._asked, strict=True):
-            inverse = descent.inverse or self.inverse(descent, share)
-            descent.receive(float(sums["loss"][i]), sums["grad"][i], inverse, exact=not i and self.curvature == "full")
-
-    def inverse(self, descent: Descent, share: float = 1.0) -> Inverse:
-        """The inverse of that share of the Hessian, and the prior's, as far as the group knows it."""
-        return inverse_of(self.family, self.known, descent.prior, descent.t, share)
-
-    def _at(self) -> Array:
-        return np.stack([descent.t for descent in self._asked])
-
-
-def lead_first(descents: list[Descent]) -> list[Descent]:
-    """The descents that are not done; the lead, which is the middle one, comes first."""
-    live = [descent for descent in descents if not descent.done]
-    lead = live[len(live) // 2]
-    return [lead, *(descent for descent in live if descent is not lead)]
-
-
-def changes(rows: Array) -> Array:
-    """Which rows differ from the one before; the first does."""
-    return np.append(True, (rows[1:] != rows[:-1]).any(1))
-
-
-def lockstep(groups: list[Group]) -> Generator[SumQuery, Sums, None]:
-    """Advance groups side by side until all their descents are done, one round of messages for all of them."""
-    while live := [group for group in groups if not all(descent.done for descent in group.descents)]:
-        sums = yield LinearSums(tuple(group.ask() for group in live))
-        for i, group in enumerate(live):
-            group.receive(unnest(str(i), sums))

@@ -11,10 +11,11 @@ import numpy as np
 from fedcal.base.arrays import Array, Params
 from fedcal.base.folds import FOLDS
 from fedcal.exact import maps, prior_shift, queries
+from fedcal.exact.groups import Group, lockstep
 from fedcal.exact.linear import Curvature, identity, n_parameters, unpack_symmetric, widen
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
-from fedcal.exact.solve import Descent, Group, Prior, Sums, lockstep, warn_if_stopped
+from fedcal.exact.solve import Descent, Prior, Sums, warn_if_stopped
 
 NEWTON_MAX = 110  # parameters up to which a Hessian travels in every round
 MATRIX_NEWTON_MAX = 20  # the same of a matrix, in classes

@@ -22,7 +22,8 @@ from fedcal.base.arrays import Array, Params, double
 from fedcal.errors import FedCalError
 from fedcal.exact import queries
 from fedcal.exact.head import HEAD, HEAD_ALL, apply_head
-from fedcal.exact.head_fit import CHOOSING_ROUNDS, FOLD_ROUNDS, RIDGES, choose_head
+from fedcal.exact.head_choice import choose_head
+from fedcal.exact.head_fit import CHOOSING_ROUNDS, FOLD_ROUNDS, RIDGES
 from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
 from fedcal.exact.head_samples import HeadSamples
 from fedcal.exact.linear import centre

@@ -21,9 +21,9 @@ from fedcal.base.arrays import Array, Params
 from fedcal.base.query import Query, leaves, magnitude, parts
 from fedcal.errors import FedCalError
 from fedcal.exact.head import HEAD, HEAD_ALL, n_head_parameters
-from fedcal.exact.head_fit import head_curvature_of, n_directions
 from fedcal.exact.head_queries import HeadSums
 from fedcal.exact.head_samples import HeadSamples
+from fedcal.exact.head_units import head_curvature_of, n_directions
 from fedcal.exact.linear import FAMILIES, centre, is_scale, n_parameters
 from fedcal.exact.prepared import FoldMap, Prepared
 from fedcal.exact.queries import Points, Slope
