@@ -5,7 +5,7 @@ import pytest
 
 import fedcal
 from fedcal.base.seeds import numpy_rng
-from fedcal.exact import stages
+from fedcal.exact import candidates, stages
 from fedcal.exact.linear import apply_linear, centre
 from fedcal.exact.prepared import Prepared
 from fedcal.measure.tally import Tally
@@ -101,21 +101,23 @@ def test_rounds_and_bytes_stay_few(k, rounds, megabytes):
     assert fitted.ledger.rounds <= sum(stage.times for stage in METHODS["fedcal-plus"].stages(k))
 
 
-@pytest.mark.parametrize("limits", [{}, {"MATRIX_NEWTON_MAX": 0}, {"MATRIX_NEWTON_MAX": 0, "FOLD_LARGE": 0}])
+@pytest.mark.parametrize(
+    "limits", [(), ((stages, "MATRIX_NEWTON_MAX"),), ((stages, "MATRIX_NEWTON_MAX"), (candidates, "FOLD_LARGE"))]
+)
 def test_few_rounds_lead_to_the_fits_without_a_fold(limits, monkeypatch):
     """As good out of fold as fits to the end: with whole Hessians, with blocks, and where a ridge is chosen first."""
-    for name, value in limits.items():
-        monkeypatch.setattr(stages, name, value)
+    for module, name in limits:
+        monkeypatch.setattr(module, name, 0)
     samples = [Prepared(lambda pair=pair: pair) for pair in tensors(skewed(4, 400, 6))]
 
     def out_of_fold() -> list[float]:
         clients = answered(stages.start(6, folded=True), samples)
-        tried = answered(stages.fit_all({"bias": (1.0,), "matrix": (1e2, 1.0)}, clients), samples)
-        return answered(stages.score(tried, clients), samples).total.tolist()
+        tried = answered(candidates.fit_all({"bias": (1.0,), "matrix": (1e2, 1.0)}, clients), samples)
+        return answered(candidates.score(tried, clients), samples).total.tolist()
 
     few = out_of_fold()
     for name, value in {"NEWTON_ROUNDS": 200, "OTHER_ROUNDS": 200, "CHOOSING": 1e-6}.items():
-        monkeypatch.setattr(stages, name, value)
+        monkeypatch.setattr(candidates, name, value)
     assert few == pytest.approx(out_of_fold(), rel=2e-3)
 
 
@@ -123,7 +125,7 @@ def test_a_family_whose_fits_have_not_arrived_is_chosen_where_it_gains_far_more_
     """Of a skewed, accurate net, no matrix arrives within the rounds. It was left out, for 5 to 15 % more NLL."""
     clients = skewed(4, 400, 6)
     arrived = fedcal.calibrate(clients, "fedcal-plus", prior_shift=False)
-    monkeypatch.setattr(stages, "NEWTON_ROUNDS", 4)
+    monkeypatch.setattr(candidates, "NEWTON_ROUNDS", 4)
     stopped = fedcal.calibrate(clients, "fedcal-plus", prior_shift=False)
     assert "matrix" in arrived.params and "matrix" in stopped.params
     logits, labels = (np.concatenate(part) for part in zip(*clients.values(), strict=True))
@@ -131,15 +133,15 @@ def test_a_family_whose_fits_have_not_arrived_is_chosen_where_it_gains_far_more_
     assert nll[1] == pytest.approx(nll[0], rel=0.01)
 
 
-@pytest.mark.parametrize("fold_large", [stages.FOLD_LARGE, 0])
+@pytest.mark.parametrize("fold_large", [candidates.FOLD_LARGE, 0])
 def test_a_map_that_fits_every_sample_has_an_honest_loss_out_of_fold(fold_large, monkeypatch):
     """With few errors, a weakly shrunk matrix separates all samples, and its loss is flat. A fit without a fold that started
     there would not forget the fold: the matrix looked ten times better than it is, and was chosen."""
-    monkeypatch.setattr(stages, "FOLD_LARGE", fold_large)
+    monkeypatch.setattr(candidates, "FOLD_LARGE", fold_large)
     z, y = accurate(300, 10)
     clients = answered(stages.start(10, folded=True), samples := [Prepared(lambda: (z, y))])
-    tried = answered(stages.fit_all({"temperature": (0.0,), "bias": (1.0,), "matrix": (0.1,)}, clients), samples)
-    loss = answered(stages.score(tried, clients), samples).total
+    tried = answered(candidates.fit_all({"temperature": (0.0,), "bias": (1.0,), "matrix": (0.1,)}, clients), samples)
+    loss = answered(candidates.score(tried, clients), samples).total
     u = apply_linear("matrix", tried[-1].fit.t, centre(z))
     in_sample = (np.log(np.exp(u - u.max(1, keepdims=True)).sum(1)) + u.max(1) - u[np.arange(300), y]).sum()
     assert in_sample < loss[0] / 10 and loss[-1] > loss[0] / 2

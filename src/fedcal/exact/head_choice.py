@@ -7,13 +7,14 @@ from collections.abc import Generator
 import numpy as np
 
 from fedcal.exact import queries
+from fedcal.exact.candidates import Scores
 from fedcal.exact.head_fit import RIDGES, HeadCandidate, finish_heads, fit_heads
 from fedcal.exact.head_queries import HeadScales, HeadStart
 from fedcal.exact.head_units import Units
 from fedcal.exact.prepared import FoldMap
 from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Sums
-from fedcal.exact.stages import Clients, Scores
+from fedcal.exact.stages import Clients
 
 SCALES = 2.0 ** np.linspace(-2, 0.5, 11)
 MIN_HEAD_SAMPLES = 75  # to calibrate on: fewer cannot tell whether a head, which fits all of them, is better than a map

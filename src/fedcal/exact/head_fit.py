@@ -9,6 +9,7 @@ import numpy as np
 
 from fedcal.base.arrays import Array
 from fedcal.base.folds import FOLDS
+from fedcal.exact.candidates import CHOOSING, FOLD_LARGE
 from fedcal.exact.groups import distinct_points, lockstep
 from fedcal.exact.head import HEAD, HEAD_ALL, n_head_parameters
 from fedcal.exact.head_queries import HeadSums
@@ -17,7 +18,7 @@ from fedcal.exact.linear import Curvature
 from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
 from fedcal.exact.solve import Descent, Prior, Sums
-from fedcal.exact.stages import CHOOSING, FITTING, FOLD_LARGE, Clients
+from fedcal.exact.stages import FITTING, Clients
 
 # Per feature: with a ridge of 1, the logits of a new head deviate by about 1 before samples have spoken.
 RIDGES = (10.0, 2.0, 0.4, 0.08, 0.016)
@@ -85,7 +86,6 @@ class HeadCandidate:
     """A head at one ridge: its fits without folds, and on all samples."""
 
     family: str
-    ridge: float
     guide: HeadGroup
     folds: dict[int, Descent]  # by fold; ALL is the fit on all samples
     scale: float = 1.0  # by which it is multiplied out of fold, to be neither too sure nor too unsure
@@ -139,7 +139,7 @@ def fit_heads(
         }
         guide = HeadGroup(family, fits[ALL], units, head_curvature_of(units.k))
         groups += [guide, *(HeadGroup(family, of, units, "none", f, guide) for f, of in fits.items() if f != ALL)]
-        found += [HeadCandidate(family, r, guide, {f: of[i] for f, of in fits.items()}) for i, r in enumerate(ridges)]
+        found += [HeadCandidate(family, guide, {f: of[i] for f, of in fits.items()}) for i in range(len(ridges))]
     yield from fit_together(groups)
     return found
 

@@ -24,26 +24,21 @@ import numpy as np
 from fedcal.base.arrays import Array, Params, namespace, sigmoid
 from fedcal.base.logits import BLOCK, keep_order
 from fedcal.exact import maps, prior_shift, queries
-from fedcal.exact.linear import FAMILIES, centre
-from fedcal.exact.private import fit_privately
-from fedcal.exact.queries import SumQuery, apply_confidence_map
-from fedcal.exact.solve import Program, Sums
-from fedcal.exact.stages import (
+from fedcal.exact.candidates import (
     FINISHING_ROUNDS,
-    MATRIX_NEWTON_MAX,
     Candidate,
-    Clients,
-    choose_map,
     finish,
     fit_all,
-    fit_linear,
-    fit_prior_shift,
     in_turn,
     is_large,
     rounds_among,
     score,
-    start,
 )
+from fedcal.exact.linear import FAMILIES, centre
+from fedcal.exact.private import fit_privately
+from fedcal.exact.queries import SumQuery, apply_confidence_map
+from fedcal.exact.solve import Program, Sums
+from fedcal.exact.stages import MATRIX_NEWTON_MAX, Clients, choose_map, fit_linear, fit_prior_shift, start
 from fedcal.methods.fed_linear import first_stage, fit_stages, start_stages
 from fedcal.methods.method import Additive, Stage, option
 
