@@ -2,26 +2,85 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Any
 
-from fedcal.assess.evaluation import Evaluation, evaluate_samples
+from fedcal.assess.evaluation import Evaluation, evaluate_samples, name_classes
 from fedcal.base.arrays import Array
 from fedcal.base.seeds import numpy_rng
-from fedcal.errors import FedCalError, FedCalWarning
+from fedcal.base.store import write_json
+from fedcal.cli.progress import Parts, fitting
+from fedcal.data import logit_files
+from fedcal.data.samples import name_columns
+from fedcal.errors import FedCalError, FedCalWarning, counted
 from fedcal.measure.conformal import SetTally
 from fedcal.measure.views import Measured, View, measure, unchanged
 from fedcal.methods import Method, method_to_json
 from fedcal.methods.sets import WithSets
 from fedcal.protocol import Scaler, Server
+from fedcal.report.evaluation import write_page
 from fedcal.report.sites import metrics_json
 from fedcal.transport.memory import Exchange
 
 Sites = Mapping[str, tuple[Array, Array]]
 HELD_OUT = 5  # one sample of so many is held out for the estimate
+SCALER, SUMMARY, PAGE, FIGURES = WRITTEN = "scaler.safetensors", "summary.json", "report.html", "report.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A scaler that was fitted on all samples, and how good one of four fifths of them was on the others."""
+
+    final: Scaler
+    summary: dict[str, Any]  # what summary.json holds
+    estimated: Measured | None  # None where no samples could be held out
+    evaluated: tuple[Evaluation, Evaluation] | None  # before and after; None also where no report was asked for
+
+    def write(self, folder: Path) -> None:
+        """Write the scaler, the summary and the report; a report of an earlier scaler is deleted."""
+        self.final.save(folder / SCALER)
+        write_json(folder / SUMMARY, self.summary)
+        for old in (PAGE, FIGURES):
+            (folder / old).unlink(missing_ok=True)
+        if self.evaluated:
+            before, after = self.evaluated
+            write_json(folder / FIGURES, after.to_json() | {"before": before.to_json()})
+            title = f"{counted(len(self.summary['clients']), 'site')} after {self.final.method.name}"
+            held_out = " that the scaler was not fitted on (a fifth of each site's)"
+            steps = next_steps(shlex.quote(str(folder / SCALER)))
+            write_page(folder / PAGE, after, title, before, steps, held_out)
+
+
+def calibrate(read: logit_files.Sites, method: Method, seed: int, report: bool, parts: Parts) -> Outcome:
+    """Fit on four fifths of the samples and measure that on the others; then fit on all.
+
+    Args:
+        read: the sites.
+        method: the method.
+        seed: the same seed gives the same scaler.
+        report: whether to evaluate the held-out samples too.
+        parts: shows the progress.
+    """
+    estimated = sets = evaluated = None
+    expected = None if method.additive else method.rounds
+    kept, held = hold_out(read.samples, seed)
+    if any(len(labels) for _, labels in held.values()):
+        with fitting(parts, "four fifths of the samples", expected) as on_round:
+            first = fit(kept, method, seed, on_round)
+        expected = first.ledger.rounds  # the same fit on a quarter more samples
+        estimated = estimate(first, parts.over("measuring sample", held, lambda pair: len(pair[1])))
+        sets = estimate_sets(first, held)
+        evaluated = evaluations(first, held, name_classes(read.classes)) if report else None
+    with fitting(parts, "all samples", expected) as on_round:
+        final = fit(read.samples, method, seed, on_round)
+    final.classes, final.probs = name_columns(read.classes), read.probs or None
+    return Outcome(final, summary(final, read.samples, seed, estimated, sets), estimated, evaluated)
 
 
 def fit(sites: Sites, method: Method, seed: int, on_round: Callable[[Server], None]) -> Scaler:

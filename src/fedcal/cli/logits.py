@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,14 +26,18 @@ from fedcal.cli.options import (
     sets_options,
 )
 from fedcal.cli.start import safe
-from fedcal.errors import FedCalError, FedCalWarning, counted
+from fedcal.errors import FedCalError, FedCalWarning
 from fedcal.methods import DEFAULT
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedcal.cli.calibrate_files import Outcome
+    from fedcal.measure.views import Measured
+
 out = Console()
 SHOWN = 20  # classes, in a line that lists them
+VIEWS = {"before": "before", "global": "global scaler", "own": "personal scalers"}
 
 
 def calibrate(
@@ -65,88 +68,74 @@ def calibrate(
     A first fit leaves out a fifth of each client's samples, and all printed figures are measured on these. The scaler that is
     saved is fitted on all samples.
     """
-    from fedcal.assess.evaluation import name_classes
     from fedcal.base.lock import locked
-    from fedcal.base.store import check_outputs, write_json
+    from fedcal.base.store import check_outputs
     from fedcal.cli import calibrate_files
-    from fedcal.cli.progress import Parts, fitting
+    from fedcal.cli.progress import Parts
     from fedcal.data.logit_files import read_sites
-    from fedcal.data.samples import name_columns
     from fedcal.methods import get_method
-    from fedcal.report.evaluation import in_words, write_page
-    from fedcal.report.sites import table_row
-    from fedcal.report.words import difference
 
-    scaler, summed_up = out_dir / "scaler.safetensors", out_dir / "summary.json"
-    page, figures = out_dir / "report.html", out_dir / "report.json"
+    scaler = out_dir / calibrate_files.SCALER
     if scaler.exists() and not overwrite:
         raise FedCalError(f"{scaler} exists: choose another folder, or pass --overwrite")
-    for written in (scaler, summed_up, page, figures):
-        check_outputs({"--out": written}, files)
-    chosen, estimated, sets = get_method(method, **sets_options(alpha, coverage)), None, None
-    evaluated = None
-    expected = None if chosen.additive else chosen.rounds
+    for name in calibrate_files.WRITTEN:
+        check_outputs({"--out": out_dir / name}, files)
+    chosen = get_method(method, **sets_options(alpha, coverage))
     with Parts(out, quiet) as parts:
         parts.begin("reading file", len(files))
         read = read_sites(files, kind_of(probs), parse_classes(classes), max_bytes, on_file=parts.step)
-        sites = read.samples
-        kept, held = calibrate_files.hold_out(sites, seed)
-        if any(len(labels) for _, labels in held.values()):
-            with fitting(parts, "four fifths of the samples", expected) as on_round:
-                first = calibrate_files.fit(kept, chosen, seed, on_round)
-            expected = first.ledger.rounds  # the same fit on a quarter more samples
-            estimated = calibrate_files.estimate(first, parts.over("measuring sample", held, lambda pair: len(pair[1])))
-            sets = calibrate_files.estimate_sets(first, held)
-            if report:
-                evaluated = calibrate_files.evaluations(first, held, name_classes(read.classes))
-        with fitting(parts, "all samples", expected) as on_round:
-            final = calibrate_files.fit(sites, chosen, seed, on_round)
-    final.classes, final.probs = name_columns(read.classes), read.probs or None
-    summary = calibrate_files.summary(final, sites, seed, estimated, sets)
+        outcome = calibrate_files.calibrate(read, chosen, seed, report, parts)
     with locked(out_dir, "fedcal calibrate"):
-        final.save(scaler)
-        write_json(summed_up, summary)
-        for old in (page, figures):  # of an earlier scaler
-            old.unlink(missing_ok=True)
-        if evaluated:
-            before, after = evaluated
-            write_json(figures, after.to_json() | {"before": before.to_json()})
-            title = f"{counted(len(sites), 'site')} after {chosen.name}"
-            held_out = " that the scaler was not fitted on (a fifth of each site's)"
-            write_page(page, after, title, before, calibrate_files.next_steps(shlex.quote(str(scaler))), held_out)
-    if quiet:
-        return
-    print_sorted_classes(None if classes else read.classes)
-    names = {"before": "before", "global": "global scaler", "own": "personal scalers"}
-    if estimated:
-        print_table([table_row(names[view], estimated.pooled(view)) for view in estimated.tallies])
-        for view in estimated.tallies:
-            about = summary["estimate"][view]
-            out.print(
-                f"worst client, {names[view]}: {safe(about['worst_client'])}, ECE {100 * about['worst_ece']:.1f} %"
-            )
-            if view != "before":
-                print(f"{names[view]} against before: {difference(estimated.difference(view, 'before'))}")
-    for view, found in (sets or {}).items():
-        print(
-            f"sets, {names[view]}: {found['coverage']:.1%} hold the label (target {found['target']:.1%}), "
-            f"{found['size']:.2f} classes on average"
-        )
+        outcome.write(out_dir)
+    if not quiet:
+        print_sorted_classes(None if classes else read.classes)
+        print_outcome(outcome, out_dir)
+
+
+def print_outcome(outcome: Outcome, folder: Path) -> None:
+    """Say how good a scaler is, as far as that was measured, and where it is."""
+    from fedcal.cli import calibrate_files
+    from fedcal.report.evaluation import in_words
+
+    if outcome.estimated:
+        print_estimate(outcome.estimated, outcome.summary["estimate"])
     print(
         "Measured on a held-out fifth of each client's samples; the scaler was then fitted again on all samples."
-        if estimated
+        if outcome.estimated
         else "Too few samples to hold any out, so the quality of the scaler was not measured."
     )
-    if "fallback" in final.params:
-        print(f"{chosen.name} fell back on a temperature: too few samples, or a single class.")
-    if few := calibrate_files.too_few(final):
+    if "fallback" in outcome.final.params:
+        print(f"{outcome.final.method.name} fell back on a temperature: too few samples, or a single class.")
+    if few := calibrate_files.too_few(outcome.final):
         print(few)
-    if evaluated:
-        for sentence in in_words(*evaluated):
-            out.print(safe(sentence), soft_wrap=True, highlight=False)
-    out.print(f"Scaler: [bold]{safe(scaler)}[/bold]", soft_wrap=True)
-    if evaluated:
-        out.print(f"Report: [bold]{safe(page)}[/bold]", soft_wrap=True)
+    for sentence in in_words(*outcome.evaluated) if outcome.evaluated else ():
+        out.print(safe(sentence), soft_wrap=True, highlight=False)
+    out.print(f"Scaler: [bold]{safe(folder / calibrate_files.SCALER)}[/bold]", soft_wrap=True)
+    if outcome.evaluated:
+        out.print(f"Report: [bold]{safe(folder / calibrate_files.PAGE)}[/bold]", soft_wrap=True)
+
+
+def print_estimate(estimated: Measured, about: dict[str, Any]) -> None:
+    """Print the metrics of held-out samples before and after, the worst clients, the differences and the sets.
+
+    Args:
+        estimated: the measurements.
+        about: the same by view, as summary.json has them.
+    """
+    from fedcal.report.sites import table_row
+    from fedcal.report.words import difference
+
+    print_table([table_row(VIEWS[view], estimated.pooled(view)) for view in estimated.tallies])
+    for view in estimated.tallies:
+        worst, ece = about[view]["worst_client"], about[view]["worst_ece"]
+        out.print(f"worst client, {VIEWS[view]}: {safe(worst)}, ECE {100 * ece:.1f} %")
+        if view != "before":
+            print(f"{VIEWS[view]} against before: {difference(estimated.difference(view, 'before'))}")
+    for view, found in about.get("sets", {}).items():
+        print(
+            f"sets, {VIEWS[view]}: {found['coverage']:.1%} hold the label (target {found['target']:.1%}), "
+            f"{found['size']:.2f} classes on average"
+        )
 
 
 def apply(
