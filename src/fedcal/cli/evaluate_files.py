@@ -16,7 +16,8 @@ from fedcal.errors import FedCalError, counted
 
 if TYPE_CHECKING:
     from fedcal.assess.evaluation import Evaluation
-
+    from fedcal.measure.tally import Tally
+    from fedcal.measure.views import Measured
 
 Column = Annotated[
     list[str] | None,
@@ -71,8 +72,6 @@ def evaluate(
     from fedcal.measure.views import View, measure, unchanged
     from fedcal.protocol import Scaler
     from fedcal.report.evaluation import in_words
-    from fedcal.report.sites import table_row
-    from fedcal.report.words import difference
 
     if own and scaler is None:
         raise FedCalError("--own (or --client) needs --scaler: it uses the personal scalers in that file")
@@ -97,31 +96,40 @@ def evaluate(
         for name, view in views.items():
             samples = parts.over(f"evaluating sample, {name}", sites, lambda pair: len(pair[1]))
             results[name] = evaluate_samples(samples, view, groups, names, thresholds, min_count)
-    before, after = found.rows("before"), found.rows("after") if calibration else None
-    result, earlier = results["after" if after else "before"], results["before"] if after else None
-    hidden = [name for name, one in result.sites.items() if one.get("hidden")]
-    shown = [name for name in before if name not in hidden][len(sites) == 1 :]  # of a single site, pooled says the same
-    if result.pooled.get("hidden"):
-        shown = []
-    rows = [table_row(name, before[name]) for name in shown]
-    if after:
-        rows = [
-            row
-            for name in shown
-            for row in (table_row(f"{name}, before", before[name]), table_row(f"{name}, after", after[name]))
-        ]
+    rows = {view: found.rows(view) for view in views}
+    result, earlier = results[list(views)[-1]], results["before"] if calibration else None
     print_sorted_classes(None if meant else read.classes)
-    if rows:
-        print_table(rows)
-    if after and rows:  # else all samples together are too few
-        print(f"after against before: {difference(found.difference('after', 'before'))}")
-    ece = {name: tally.reliability.ece() for name, tally in found.tallies["after" if after else "before"].items()}
-    if worst := max((name for name in ece if name in shown), key=lambda name: ece[name], default=""):
-        out.print(f"worst client: {safe(worst)}, ECE {100 * ece[worst]:.1f} %")
+    print_metrics(found, rows, result)
     for sentence in in_words(earlier, result):
         out.print(safe(sentence), soft_wrap=True, highlight=False)
     title = counted(len(sites), "site") + (f", calibrated by {scaler}" if scaler else "")
     write_all(result, earlier, title, json_file, report, tables)
+
+
+def print_metrics(found: Measured, rows: dict[str, dict[str, Tally]], result: Evaluation) -> None:
+    """Print a table of the sites that are not hidden, by view, what calibration changed, and the worst site.
+
+    Args:
+        found: the view `before`, or `before` and `after`.
+        rows: of the table, by view.
+        result: the evaluation of the last view, which says what is hidden.
+    """
+    from fedcal.report.sites import table_row
+    from fedcal.report.words import difference
+
+    last, several = list(rows)[-1], len(rows) > 1
+    hidden = [name for name, one in result.sites.items() if one.get("hidden")]
+    single = len(found.clients) == 1  # pooled says the same
+    shown = [] if result.pooled.get("hidden") else [name for name in rows[last] if name not in hidden][single:]
+    print_table(
+        [table_row(f"{name}, {view}" if several else name, rows[view][name]) for name in shown for view in rows]
+    )
+    if several and shown:  # else all samples together are too few
+        print(f"after against before: {difference(found.difference('after', 'before'))}")
+    ece = {name: tally.reliability.ece() for name, tally in found.tallies[last].items() if name in shown}
+    if ece:
+        worst = max(ece, key=lambda name: ece[name])
+        out.print(f"worst client: {safe(worst)}, ECE {100 * ece[worst]:.1f} %")
 
 
 def check_written(
