@@ -30,7 +30,7 @@ from fedcal.measure.views import Measured
 from fedcal.methods import method_to_json
 from fedcal.methods.fit import n_bytes
 from fedcal.methods.spec import file_name
-from fedcal.protocol import Ledger
+from fedcal.protocol import Ledger, Scaler
 from fedcal.simulate import federation
 from fedcal.simulate.assemble import assemble
 from fedcal.simulate.checkpoint import load_checkpoint, save_checkpoint
@@ -173,39 +173,7 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
         state: the finished federation.
         measured: what `federation.evaluate` gives.
     """
-    config, names = state.config, [c.name for c in state.clients]
-    methods = {}
-    for name in measured["local"].tallies:
-        scaler, whole, personal = state.scalers[name], measured["local"].pooled(name), measured["own"].pooled(name)
-        method, ledger, final = scaler.method, scaler.ledger, n_bytes(scaler.params)
-        methods[name] = {
-            **method_to_json(method),
-            "summary": method.summary,
-            "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(measured["local"], name)},
-            "local": measured["local"].over_clients(name),
-            "own": measured["own"].over_clients(name),
-            "clients": {kind: _by_client(found.tallies[name]) for kind, found in measured.items()},
-            "reliability": _bins(whole.reliability),
-            "groups": _bins(whole.reliability.groups()),
-            "pooled_own": {
-                "n": personal.n,
-                **personal.summary(interval=True),
-                "reliability": _bins(personal.reliability),
-                "groups": _bins(personal.reliability.groups()),
-            },
-            "cost": {
-                "leaves": method.leaves,
-                "bytes_up": ledger.bytes_up,
-                "bytes_down": max(ledger.bytes_down, final),
-                "bytes_up_total": ledger.total_up,
-                "bytes_down_total": ledger.total_down + final,
-                "rounds": ledger.rounds,
-                "pooled_data": method.needs_pooled_data,
-                "additive": method.additive,
-            },
-            "notes": _notes(ledger),
-        }
-    table = state.skew
+    config, table = state.config, state.skew
     return finite(
         {
             "schema": RESULTS_SCHEMA,
@@ -216,15 +184,45 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
             "data": {
                 "name": config.data,
                 "classes": list(state.classes),
-                "clients": names,
+                "clients": [client.name for client in state.clients],
                 **{f"{split}_counts": getattr(table, split).tolist() for split in ("train", "cal", "test")},
                 "G": table.G,
                 "kl": table.kl.tolist(),
                 "parameters": sum(p.numel() for p in state.model.parameters()),
             },
-            "methods": methods,
+            "methods": {name: _of_method(name, state.scalers[name], measured) for name in measured["local"].tallies},
         }
     )
+
+
+def _of_method(name: str, scaler: Scaler, measured: dict[str, Measured]) -> dict[str, Any]:
+    whole, personal = measured["local"].pooled(name), measured["own"].pooled(name)
+    return {
+        **method_to_json(scaler.method),
+        "summary": scaler.method.summary,
+        "global": {"n": whole.n, **whole.summary(interval=True), "ece_against": _against(measured["local"], name)},
+        "local": measured["local"].over_clients(name),
+        "own": measured["own"].over_clients(name),
+        "clients": {kind: _by_client(found.tallies[name]) for kind, found in measured.items()},
+        **_diagrams(whole.reliability),
+        "pooled_own": {"n": personal.n, **personal.summary(interval=True), **_diagrams(personal.reliability)},
+        "cost": _cost(scaler),
+        "notes": _notes(scaler.ledger),
+    }
+
+
+def _cost(scaler: Scaler) -> dict[str, Any]:
+    method, ledger, final = scaler.method, scaler.ledger, n_bytes(scaler.params)
+    return {
+        "leaves": method.leaves,
+        "bytes_up": ledger.bytes_up,
+        "bytes_down": max(ledger.bytes_down, final),
+        "bytes_up_total": ledger.total_up,
+        "bytes_down_total": ledger.total_down + final,
+        "rounds": ledger.rounds,
+        "pooled_data": method.needs_pooled_data,
+        "additive": method.additive,
+    }
 
 
 def _against(measured: Measured, name: str) -> dict[str, list[float]]:
@@ -238,6 +236,10 @@ def _by_client(tallies: dict[str, Tally]) -> dict[str, list[float]]:
         "n": [tally.n for tally in tallies.values()],
         **{k: [row[k] for row in rows] for k in ("accuracy", "ece", "ece_floor", "nll")},
     }
+
+
+def _diagrams(bins: Reliability) -> dict[str, dict[str, list[float]]]:
+    return {"reliability": _bins(bins), "groups": _bins(bins.groups())}
 
 
 def _bins(bins: Reliability) -> dict[str, list[float]]:
