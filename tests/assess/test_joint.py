@@ -10,7 +10,8 @@ import pytest
 from fedcal import FedCalError
 from fedcal.assess import joint
 from fedcal.assess.joint import n_functions, n_products, square, triangle, values
-from fedcal.assess.sums import ScoreSums, log_odds
+from fedcal.assess.score_bins import log_odds
+from fedcal.assess.sums import ScoreSums
 from scores import classes, sums
 
 

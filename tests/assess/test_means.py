@@ -14,7 +14,8 @@ from fedcal.assess.intervals import UNKNOWN, Estimate
 from fedcal.assess.means import Together, mean_over, mean_uncertainty
 from fedcal.assess.measures import measure
 from fedcal.assess.regression import Curve
-from fedcal.assess.sums import ScoreSums, log_odds
+from fedcal.assess.score_bins import log_odds
+from fedcal.assess.sums import ScoreSums
 from paper.studies.evaluation import Classes, draw_classes, each_class, gather
 from scores import classes, sums
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy.special import expit, log_softmax
 
 from fedcal import FedCalError
-from fedcal.assess.sums import CURVE, LIMIT, ScoreSums, all_thresholds, grid, log_odds, n_bins
+from fedcal.assess.score_bins import LIMIT, grid, log_odds, n_bins
+from fedcal.assess.sums import CURVE, ScoreSums, all_thresholds
 from fedcal.base.arrays import softmax
 from scores import classes, draw, sums
 

@@ -18,7 +18,8 @@ from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
 from fedcal.assess.mean_errors import mean_errors
 from fedcal.assess.means import Together, mean_over, mean_uncertainty
 from fedcal.assess.regression import Curve, intercept, quantiles, score_test, slope, spiegelhalter
-from fedcal.assess.sums import CURVE, TABLE, Points, ScoreSums, grid
+from fedcal.assess.score_bins import grid
+from fedcal.assess.sums import CURVE, TABLE, Points, ScoreSums
 from fedcal.base.bins import equal_mass
 
 SHARES = ("auroc", "auprc", "sensitivity", "specificity", "ppv", "npv")  # between 0 and 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,61 +24,19 @@ from fedcal.assess.joint import (
     n_products,
     triangle,
 )
-from fedcal.base.arrays import Array, Params, log_softmax, put
+from fedcal.assess.score_bins import LIMIT, grid, log_odds, n_bins, n_rows
+from fedcal.base.arrays import Array, Params, log_softmax
 from fedcal.errors import FedCalError
 from fedcal.measure.metrics import rank_of_label, squared_error
 from fedcal.measure.possible import HIGHEST, SLACK, odd_bins
 from fedcal.measure.possible import MOST as MOST_SAMPLES
 from fedcal.measure.reliability import Reliability, blocks, equal_width
 
-LIMIT = 40.0  # log-odds beyond count as these
-FINE = 4096  # bins of up to 16 classes
-MOST = 1 << 16  # bins of all classes together; at least 128 of each
 TIED = 1e-6  # of a bin's width: scores that differ by less are one score
 TABLE = np.linspace(0.1, 0.9, 9).round(2)  # thresholds of the table
 CURVE = np.linspace(0.01, 0.99, 99).round(2)  # thresholds of the decision curve
 MOST_THRESHOLDS = 100  # that may be asked for
 PARTS = ("samples", "cells", "moments", "above", "bins", "joint")  # of the sums as arrays; the last of some only
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The bins of the log-odds x: evenly spaced in 2 asinh(x/2), that is narrow around 0 and wider in the tails."""
-
-    edges: np.ndarray  # (bins + 1,)
-
-    @property
-    def middle(self) -> np.ndarray:
-        return (self.edges[1:] + self.edges[:-1]) / 2
-
-    @property
-    def width(self) -> np.ndarray:
-        return np.diff(self.edges)
-
-    def find(self, x: np.ndarray) -> np.ndarray:
-        """The bin of each log-odds within the limit."""
-        bins = len(self.edges) - 1
-        reach = 2 * np.arcsinh(LIMIT / 2)
-        at = ((2 * np.arcsinh(x / 2) / reach + 1) * (bins / 2)).astype(np.int64)
-        return np.minimum(at, bins - 1)
-
-
-@cache
-def grid(n_classes: int) -> Grid:
-    """The bins for that many classes."""
-    reach = 2 * np.arcsinh(LIMIT / 2)
-    return Grid(2 * np.sinh(np.linspace(-reach, reach, n_bins(n_classes) + 1) / 2))
-
-
-def n_bins(n_classes: int) -> int:
-    """How many bins each row has."""
-    rows = n_rows(n_classes)
-    return FINE if rows <= MOST // FINE + 1 else 1 << max(7, int(np.log2(MOST / rows)))
-
-
-def n_rows(n_classes: int) -> int:
-    """One row for each class and one for the top class; of two classes, class 1 alone."""
-    return 1 if n_classes == 2 else n_classes + 1
 
 
 @dataclass(frozen=True)
@@ -326,19 +283,6 @@ class ScoreSums:
 def parts_of(n_classes: int) -> tuple[str, ...]:
     """The names of the arrays of sums of that many classes."""
     return PARTS if has_joint(n_classes) else PARTS[:-1]
-
-
-def log_odds(z: Array) -> Array:
-    """log p/(1 − p) of every class, without loss of digits where p is close to 1."""
-    if z.shape[1] == 2:
-        odds = z[:, 1] - z[:, 0]
-        return np.stack([-odds, odds], 1)
-    shifted = z - z.max(1, keepdims=True)
-    parts = np.exp(shifted)
-    top = parts.argmax(1)[:, None]
-    others = parts.sum(1, keepdims=True) - parts  # of the top class this loses digits: its own sum follows
-    rest = put(parts, top, 0.0).sum(1, keepdims=True)
-    return shifted - np.log(np.maximum(put(others, top, rest), 1e-300))
 
 
 def all_thresholds(asked: Sequence[float] | Any) -> np.ndarray:
