@@ -16,44 +16,44 @@ from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
 from fedcal.exact.solve import Descent, Group, Prior, Sums, lockstep, warn_if_stopped
 
-NEWTON_MAX = 110  # parameters up to which a Hessian travels in every round
-MATRIX_NEWTON_MAX = 20  # the same of a matrix, in classes
+NEWTON_MAX = 110  # parameters up to which a Hessian is sent in every round
+MATRIX_NEWTON_MAX = 20  # the same for a matrix, in classes
 BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ / 2 numbers, are worth sending once
-# Nats of the whole summed loss that a fit's last step may still gain. Newton squares what is left.
+# Nats of the whole summed loss that the last step may still gain. Newton's method squares the remaining error.
 FITTING = 1e-8
-CHOOSING = 1e-1  # of fits to choose among: standard errors of a choice are some nats
-ROUNDS, SLOW_ROUNDS = 60, 240  # of one fit at most, with whole Hessians and without
-NEWTON_ROUNDS, OTHER_ROUNDS = 11, 10  # of fits to choose among, with whole Hessians and without
-FINISHING_ROUNDS = 3  # of the chosen one
-FOLD_LARGE = 200_000  # bytes of a family's gradients without each fold: if they are more, its ridge is chosen first
-DIAGONAL = 30.0  # precision of a matrix's diagonal at most; vectors choose 10 to 100
-PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
+CHOOSING = 1e-1  # for fits to choose among: standard errors of a choice are some nats
+ROUNDS, SLOW_ROUNDS = 60, 240  # most rounds of a single fit, with whole Hessians and without
+NEWTON_ROUNDS, OTHER_ROUNDS = 11, 10  # most rounds of fits to choose among, with whole Hessians and without
+FINISHING_ROUNDS = 3  # most further rounds of the chosen fit
+FOLD_LARGE = 200_000  # bytes of a family's gradients without each fold; if there are more, its ridge is chosen first
+DIAGONAL = 30.0  # largest precision of a matrix's diagonal; vectors choose 10 to 100
+PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin that shrink it to the identity
 OCTAVES = 2.0 ** np.arange(-3, 4)  # scales around a first guess
-GRIDS = 3  # of such scales at most
+GRIDS = 3  # most grids of such scales
 
 
 @dataclass
 class Clients:
-    """What the server knows of the clients together."""
+    """What the server knows about all clients together."""
 
     k: int
     n: float
     labels: Array  # (K,) how many samples of each class
-    mode: float  # of 1/T: 1, or more where the logits are microscopic, and less where they are huge
+    mode: float  # of the prior of 1/T: 1, or more if the logits are tiny, or less if they are huge
     begin: float  # a guess of 1/T
     folds_filled: bool
 
 
 def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
-    """The first two queries: how much there is, whether every fold has some of it, and about which scale it needs."""
+    """The first queries: number of samples, whether every fold has some, and about which scale the logits need."""
     sums = yield queries.Start(folds=folded)
     n, squares, agreement = (float(sums[name]) for name in ("n", "squares", "agreement"))
     rms = (max(squares, 0.0) / max(n * k, 1)) ** 0.5  # noise for privacy may leave it negative
     mode = begin = 1.0
-    if rms > 1e-150:  # of less, the squares of some have vanished: nothing is known
+    if rms > 1e-150:  # below, some squares have underflowed: nothing is known
         mode = 1 / rms if rms < 1 else min(1.0, 100 / rms)
-        # If logits were Gaussian, the true label's would lie b times their variance above the others' mean. Where labels
-        # and logits do not agree, b is small: from a large one, where every softmax is 0 or 1, no step could tell.
+        # If logits were Gaussian, that of the true label would be b times their variance above the mean of the others. If
+        # labels and logits do not agree, b starts small: at a large b every softmax is 0 or 1, and steps learn nothing.
         guess = k * agreement / squares
         begin = guess if guess * rms > 1e-2 else 0.1 / rms
     clients = Clients(k, n, sums["labels"], mode, begin, folded and bool((sums["folds"] > 0).all()))
@@ -62,7 +62,7 @@ def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
 
 
 def _near_best_scale(clients: Clients) -> Generator[SumQuery, Sums, float]:
-    """1/T to about a per cent, mostly in one round: loss and slope on a grid, a cubic where the slope changes sign."""
+    """1/T to about one per cent, usually in one round: loss and slope on a grid, a cubic where the slope changes sign."""
     prior, begin = prior_of("temperature", 0.0, clients), clients.begin
     for _ in range(GRIDS):
         grid = begin * OCTAVES
@@ -90,12 +90,11 @@ def _lowest(value: float, value_at_1: float, slope: float, slope_at_1: float) ->
 
 
 def prior_of(family: str, ridge: float, clients: Clients) -> Prior:
-    """What a family's fit is shrunk towards: the closest temperature's map, with no intercepts.
+    """The prior of a family: it shrinks a map towards the closest temperature without intercepts.
 
-    The ridge counts in natural logit units, so that it has nothing to do with the net's scale: a deviation of a scale is
-    measured in units of b. What a smaller family has too is shrunk by the ridge up to what serves that family: intercepts
-    by at most 1, a matrix's diagonal by at most DIAGONAL. A ridge that keeps K² entries in check would else hold K scales
-    back, and with them the calibration of whole classes.
+    Deviations of scales are measured in units of b, so that the ridge does not depend on the net's scale. Parameters that a
+    smaller family has too get a limited precision: intercepts of vectors and matrices at most 1, a matrix's diagonal at most
+    DIAGONAL. Otherwise a ridge for K² entries would hold back K class scales, and with them the calibration of whole classes.
     """
     k, none = clients.k, identity(family, clients.k)
     scale, intercept = ridge / clients.begin**2, ridge if family == "bias" else min(ridge, 1.0)
@@ -112,7 +111,7 @@ def prior_of(family: str, ridge: float, clients: Clients) -> Prior:
 
 
 def curvature_of(family: str, k: int) -> Curvature:
-    """What of a family's Hessian is worth sending."""
+    """Which part of a family's Hessian is sent."""
     if family == "matrix":
         return "full" if k <= MATRIX_NEWTON_MAX else "blocks" if k <= BLOCKS_MAX else "diagonal"
     return "full" if n_parameters(family, k) <= NEWTON_MAX else "diagonal"
@@ -121,18 +120,18 @@ def curvature_of(family: str, k: int) -> Curvature:
 def group_of(
     family: str, ridges: tuple[float, ...], clients: Clients, tol: float, rounds: int, begin: Array | None = None
 ) -> Group:
-    """A family's fits at several ridges, all of which start from one map: if none is given, from a temperature's."""
+    """A family's fits at several ridges, which all start from `begin`, or from a temperature if it is not given."""
     begin = clients.begin * identity(family, clients.k) if begin is None else begin
     priors = (prior_of(family, ridge, clients) for ridge in ridges)
     return Group(family, [Descent(begin, prior, tol, rounds) for prior in priors], curvature_of(family, clients.k))
 
 
 def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuery, Sums, Array]:
-    """One family at one ridge, on all samples; one with too large a Hessian to send starts from the bias fit."""
+    """Fit one family at one ridge, on all samples. If its Hessian is too large to send, it starts from the bias fit."""
     curvature, begin = curvature_of(family, clients.k), None
     if curvature != "full" and family != "bias":
         begin = widen((yield from fit_linear("bias", ridge, clients)), family)
-    # Newton's last step squares what is left; the others have no such step.
+    # Newton's last step squares the remaining error; the others have no such step.
     tol = {"full": FITTING, "blocks": 1e-4}.get(curvature, 1e-14)
     group = group_of(family, (ridge,), clients, tol, ROUNDS if curvature == "full" else SLOW_ROUNDS, begin)
     yield from lockstep([group])
@@ -159,35 +158,35 @@ class Candidate:
 
     @property
     def left(self) -> float:
-        """Nats that its fits, on all samples and without each fold, could still gain; its loss out of fold may be wrong by
+        """Nats that its fits, on all samples and without each fold, could still gain. Its out-of-fold loss may be wrong by
         about as much."""
         return self.fit.left + sum(descent.left for descent in self.folds.values())
 
 
 def in_turn(families: Iterable[str], k: int) -> list[list[str]]:
-    """The families to fit first, and those after, if any: the ones that start from the bias fit."""
+    """The families to fit first, then those that start from the bias fit, if any."""
     small = [family for family in families if curvature_of(family, k) == "full" or family == "bias"]
     return [some for some in (small, [family for family in families if family not in small]) if some]
 
 
 def rounds_among(family: str, k: int) -> int:
-    """Rounds at most of a family's fits to choose among."""
+    """The most rounds of a family's fits to choose among."""
     return NEWTON_ROUNDS if curvature_of(family, k) == "full" else OTHER_ROUNDS
 
 
 def is_large(family: str, n_ridges: int, k: int) -> bool:
-    """Whether the gradients without each fold, at all ridges, are too much to send in every round."""
+    """Whether the gradients at all ridges, without each fold, are too large to send in every round."""
     return family != "bias" and 8 * FOLDS * n_ridges * n_parameters(family, k) > FOLD_LARGE
 
 
 def fit_all(ridges: dict[str, tuple[float, ...]], clients: Clients) -> Generator[SumQuery, Sums, list[Candidate]]:
     """Fit every family at each of its ridges, on all samples and without each fold, all in the same rounds.
 
-    A fit without a fold never starts from one that has seen the fold. Where few samples are misclassified, a weakly shrunk
-    map fits them all, its loss is flat there, and steps away from it are too short to forget the fold.
+    A fit without a fold never starts from one that has seen the fold. If few samples are misclassified, a weakly shrunk map
+    fits them all and its loss is flat there, so that steps away from it are too short to forget the fold.
 
-    Families with too large a Hessian to send come after the others: from the bias fit they need half the steps. Of a large
-    family one ridge is chosen first, on one fold.
+    Families whose Hessian is too large to send come after the others and start from the bias fit, which halves their steps.
+    For a large family, one ridge is chosen first, on one fold.
     """
     groups: dict[tuple[str, int], Group] = {}
     begins: dict[str, dict[int, Array]] = {}
@@ -248,7 +247,7 @@ def _without_fold(
 def _choose_ridges(
     large: dict[str, tuple[float, ...]], groups: dict[tuple[str, int], Group], begins: dict[str, dict[int, Array]]
 ) -> Generator[SumQuery, Sums, dict[str, tuple[float, ...]]]:
-    """Of each family the ridge that is best on the first fold; on the others all have the map that they began with."""
+    """The ridge of each family that is best on the first fold; on the other folds all use the map that they started from."""
     candidates = [(family, i) for family, of in large.items() for i in range(len(of))]
     maps_of = (
         FoldMap(family, {fold: begins[family][fold] for fold in range(FOLDS)} | {0: groups[family, 0].descents[i].t})
@@ -267,7 +266,7 @@ def _one_of_each(groups: dict[tuple[str, int], Group], family: str, i: int) -> t
 
 
 def finish(candidates: list[Candidate]) -> Generator[SumQuery, Sums, None]:
-    """Go on with the fits on all samples to their ends."""
+    """Continue the candidates' fits on all samples until they converge."""
     for of in candidates:
         of.fit.go_on(FITTING, FINISHING_ROUNDS)
     yield from lockstep([Group(of.family, [of.fit], of.group.curvature, known=of.group.known) for of in candidates])
@@ -280,7 +279,7 @@ def score(candidates: list[Candidate], clients: Clients) -> Generator[SumQuery, 
 
 @dataclass(frozen=True)
 class Scores:
-    """Candidates' summed losses, their inner products, and hits."""
+    """The candidates' summed losses, inner products of losses, and hits."""
 
     total: Array
     gram: Array
@@ -307,10 +306,10 @@ class Scores:
 
 
 def choose_map(histograms: Array, clients: Clients) -> Params:
-    """The mean of a beta map and of the best-shrunk histogram map, or none: kept if out of fold it is better.
+    """The mean of a beta map and the best histogram map, if it is better than no map out of fold; else nothing.
 
-    In logits, the parametric map's bias and the histogram's noise average out: held out, the mean beat either alone, and
-    choosing between them.
+    In log-odds, the bias of the beta map and the noise of the histogram average out. On held-out data their mean was better
+    than either alone, and than a choice between them.
 
     Args:
         histograms: of out-of-fold confidences, by fold (`maps.fine_histogram`).
@@ -320,7 +319,7 @@ def choose_map(histograms: Array, clients: Clients) -> Params:
     betas = [maps.fit_beta(whole - one) for one in histograms]
 
     def loss_of(pseudo: float, with_beta: bool) -> tuple[float, float]:
-        """What a map gains out of fold, summed, and the sum of squares of that."""
+        """The summed out-of-fold gain of a map, and the sum of its squares."""
         gain = square = 0.0
         for one, beta in zip(histograms, betas, strict=True):
             found = {"hist": maps.hist_knots(whole - one, pseudo)} | ({"beta": beta} if with_beta else {})
@@ -330,20 +329,20 @@ def choose_map(histograms: Array, clients: Clients) -> Params:
             square += bins.total(by_miss**2, by_hit**2)
         return gain, square
 
-    pseudo = max(PSEUDO, key=lambda p: loss_of(p, False)[0])  # their means with the beta map lie between
+    pseudo = max(PSEUDO, key=lambda p: loss_of(p, False)[0])  # judged without the beta map
     total, square = loss_of(pseudo, True)
     gain = total / clients.n
     error = (max(square / clients.n - gain**2, 0.0) / clients.n) ** 0.5
-    if gain <= (0.0 if clients.n >= 300 else error):  # under 20 samples per bin, chance alone passes "better" too often
+    if gain <= (0.0 if clients.n >= 300 else error):  # with under 20 samples per bin, chance looks better too often
         return {}
     return {"beta": maps.fit_beta(whole), "hist": maps.hist_knots(whole, pseudo)}
 
 
 def fit_prior_shift(fold_map: FoldMap, confidence_map: Params, labels: Array) -> Generator[SumQuery, Sums, Params]:
-    """What clients need for their prior shift (prior_shift.py): P, α, and the weights of the strengths.
+    """The parameters of prior shift (prior_shift.py): P, α, and the weights of the strengths.
 
     Args:
-        fold_map: by which a client gets its out-of-fold logits, with `confidence_map` after it.
+        fold_map: gives a client its out-of-fold logits, together with `confidence_map`.
         confidence_map: beta and hist, or nothing.
         labels: (K,) how many samples of each class the federation has.
     """
