@@ -15,10 +15,10 @@ from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Descent, Sums
 from fedcal.exact.stages import FITTING, Clients, curvature_of, group_of
 
-CHOOSING = 1e-1  # like FITTING, of fits to choose among: standard errors of a choice are some nats
-NEWTON_ROUNDS, OTHER_ROUNDS = 11, 10  # of fits to choose among, with whole Hessians and without
-FINISHING_ROUNDS = 3  # of the chosen one
-FOLD_LARGE = 200_000  # bytes of a family's gradients without each fold: if they are more, its ridge is chosen first
+CHOOSING = 1e-1  # like FITTING, for fits to choose among: standard errors of a choice are some nats
+NEWTON_ROUNDS, OTHER_ROUNDS = 11, 10  # most rounds of fits to choose among, with whole Hessians and without
+FINISHING_ROUNDS = 3  # most further rounds of the chosen fit
+FOLD_LARGE = 200_000  # bytes of a family's gradients without each fold; if there are more, its ridge is chosen first
 
 
 @dataclass
@@ -36,35 +36,35 @@ class Candidate:
 
     @property
     def left(self) -> float:
-        """Nats that its fits, on all samples and without each fold, could still gain; its loss out of fold may be wrong by
+        """Nats that its fits, on all samples and without each fold, could still gain. Its out-of-fold loss may be wrong by
         about as much."""
         return self.fit.left + sum(descent.left for descent in self.folds.values())
 
 
 def in_turn(families: Iterable[str], k: int) -> list[list[str]]:
-    """The families to fit first, and those after, if any: the ones that start from the bias fit."""
+    """The families to fit first, then those that start from the bias fit, if any."""
     small = [family for family in families if curvature_of(family, k) == "full" or family == "bias"]
     return [some for some in (small, [family for family in families if family not in small]) if some]
 
 
 def rounds_among(family: str, k: int) -> int:
-    """Rounds at most of a family's fits to choose among."""
+    """The most rounds of a family's fits to choose among."""
     return NEWTON_ROUNDS if curvature_of(family, k) == "full" else OTHER_ROUNDS
 
 
 def is_large(family: str, n_ridges: int, k: int) -> bool:
-    """Whether the gradients without each fold, at all ridges, are too much to send in every round."""
+    """Whether the gradients at all ridges, without each fold, are too large to send in every round."""
     return family != "bias" and 8 * FOLDS * n_ridges * n_parameters(family, k) > FOLD_LARGE
 
 
 def fit_all(ridges: dict[str, tuple[float, ...]], clients: Clients) -> Generator[SumQuery, Sums, list[Candidate]]:
     """Fit every family at each of its ridges, on all samples and without each fold, all in the same rounds.
 
-    A fit without a fold never starts from one that has seen the fold. Where few samples are misclassified, a weakly shrunk
-    map fits them all, its loss is flat there, and steps away from it are too short to forget the fold.
+    A fit without a fold never starts from one that has seen the fold. If few samples are misclassified, a weakly shrunk map
+    fits them all and its loss is flat there, so that steps away from it are too short to forget the fold.
 
-    Families with too large a Hessian to send come after the others: from the bias fit they need half the steps. Of a large
-    family one ridge is chosen first, on one fold.
+    Families whose Hessian is too large to send come after the others and start from the bias fit, which halves their steps.
+    For a large family, one ridge is chosen first, on one fold.
     """
     groups: dict[tuple[str, int], Group] = {}
     begins: dict[str, dict[int, Array]] = {}
@@ -125,7 +125,7 @@ def _without_fold(
 def _choose_ridges(
     large: dict[str, tuple[float, ...]], groups: dict[tuple[str, int], Group], begins: dict[str, dict[int, Array]]
 ) -> Generator[SumQuery, Sums, dict[str, tuple[float, ...]]]:
-    """Of each family the ridge that is best on the first fold; on the others all have the map that they began with."""
+    """The ridge of each family that is best on the first fold; on the other folds all use the map that they started from."""
     candidates = [(family, i) for family, of in large.items() for i in range(len(of))]
     maps_of = (
         FoldMap(family, {fold: begins[family][fold] for fold in range(FOLDS)} | {0: groups[family, 0].descents[i].t})
@@ -144,7 +144,7 @@ def _one_of_each(groups: dict[tuple[str, int], Group], family: str, i: int) -> t
 
 
 def finish(candidates: list[Candidate]) -> Generator[SumQuery, Sums, None]:
-    """Go on with the fits on all samples to their ends."""
+    """Continue the candidates' fits on all samples until they converge."""
     for of in candidates:
         of.fit.go_on(FITTING, FINISHING_ROUNDS)
     yield from lockstep([Group(of.family, [of.fit], of.group.curvature, known=of.group.known) for of in candidates])
@@ -157,7 +157,7 @@ def score(candidates: list[Candidate], clients: Clients) -> Generator[SumQuery, 
 
 @dataclass(frozen=True)
 class Scores:
-    """Candidates' summed losses, their inner products, and hits."""
+    """The candidates' summed losses, inner products of losses, and hits."""
 
     total: Array
     gram: Array

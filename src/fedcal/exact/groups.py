@@ -1,14 +1,14 @@
 """Fits side by side: descents in groups, and one round of messages for all groups.
 
-Descents of one family form a `Group`, which asks for the loss and gradient of all its maps, but for the curvature of one of
-them only, the lead: the others are close enough for it to serve them too, corrected by what their own steps have shown
-(L-BFGS). To the lead itself it is exact, and its step is Newton's.
+Descents of one family form a `Group`. It asks for the loss and gradient of all its maps, but for the curvature of one of
+them only, the lead, which takes Newton steps with it. The other maps are close to the lead: they use its curvature, corrected
+by what their own steps have shown (L-BFGS).
 
     full        the whole Hessian of the lead, in every round
-    blocks      of a large matrix, the Hessian of each class with itself, once
-    diagonal    of other large families, what couples each class with itself, in every round
+    blocks      for a large matrix: the Hessian of each class with itself, once
+    diagonal    for other large families: the diagonal, and what couples a class's scale with its shift, in every round
 
-Whoever drives the generators decides how sums are gathered: a loop in memory, files, Flower, secure aggregation.
+The generators do not know how sums are gathered: in memory, by files, by Flower, or by secure aggregation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Asking(Protocol):
 def lockstep(
     groups: Sequence[Asking], query: Callable[[tuple[Points, ...]], SumQuery] = LinearSums
 ) -> Generator[SumQuery, Sums, None]:
-    """Advance groups side by side until all their descents are done, one round of messages for all of them."""
+    """Advance all groups in the same rounds until all their descents are done."""
     while live := [group for group in groups if not all(descent.done for descent in group.descents)]:
         sums = yield query(tuple(group.ask() for group in live))
         for i, group in enumerate(live):
@@ -63,10 +63,10 @@ def distinct_points(descents: list[Descent]) -> tuple[Array, list[tuple[int, Des
 
 @dataclass
 class Group:
-    """Descents of one family over the samples outside one fold; their order is one in which neighbours are alike.
+    """Descents of one family over the samples outside one fold, ordered so that neighbours are similar.
 
-    A group with a `guide` asks for no curvature: that of the guide, descents of its family over all samples, serves it too,
-    less the fold's share. It goes after its guide in the same rounds.
+    A group with a `guide` asks for no curvature. The guide is the group of the same family over all samples; its curvature,
+    less the fold's share, is used here too. So a group comes after its guide in the same rounds.
     """
 
     family: str
@@ -84,7 +84,7 @@ class Group:
         return Points(self.family, self.fold, wanted, points)
 
     def receive(self, sums: Sums) -> None:
-        """Hand the sums to the descents."""
+        """Pass the sums to the descents."""
         told = {name: value for name, value in sums.items() if name not in ("loss", "grad")}
         self.known = self.guide.known if self.guide else told or self.known
         share = 1 - 1 / FOLDS if self.guide else 1.0
@@ -96,5 +96,5 @@ class Group:
             descent.receive(float(sums["loss"][i]), sums["grad"][i], inverse, exact=not i and self.curvature == "full")
 
     def inverse(self, descent: Descent, share: float = 1.0) -> Inverse:
-        """The inverse of that share of the Hessian, and the prior's, as far as the group knows it."""
+        """The inverse of `share` times the latest known Hessian plus the prior's."""
         return inverse_of(self.family, self.known, descent.prior, descent.t, share)

@@ -2,11 +2,11 @@
 
 z are the model's own logits (row-centred), x the features that its last linear layer takes, and [V | c] has a row for each
 class. V = 0 is a temperature and a class bias of the model's own head W₀, so that a ridge on V shrinks the new head
-W = b W₀ + V towards b W₀. Flat parameters are (b, [V | c]): 1 + K (d + 1) of them. The NLL is convex in them, and a sum over
-samples.
+W = b W₀ + V towards b W₀. The flat parameters are (b, [V | c]), 1 + K (d + 1) numbers. The NLL is convex in them, and a sum
+over samples.
 
-Of a Hessian travels what belongs to a few directions of the features, those in which they vary most (`basis`): each pair of
-different classes and of directions once (`full`), or each class with itself (`blocks`).
+A Hessian is sent only for the directions in which the features vary most (`basis`): for each pair of different classes and
+each pair of directions (`full`), or for each class with itself (`blocks`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedcal.base.arrays import Array
 from fedcal.exact.linear import Curvature
 
 HEAD, HEAD_ALL = "head", "head-all"  # families: fitted on calibration samples, or on training samples too
-ROWS = 1 << 21  # numbers of one block: features of so many samples are converted and multiplied at once
+ROWS = 1 << 21  # numbers of features that are processed at once
 Block = tuple[Array, Array, Array, Array]  # row-centred logits (K, n), features (d + 1, n) with a 1, labels, folds
 
 
@@ -52,7 +52,7 @@ def head_sums(at: Array, without: Array, blocks: Iterable[Block]) -> tuple[Array
 
     Args:
         at: (M, P), the heads' parameters.
-        without: (M,), the fold that each leaves out; one that no sample has leaves nothing out.
+        without: (M,), the fold that each leaves out; a number that no sample's fold has leaves nothing out.
         blocks: the samples.
     """
     loss, grad = np.zeros(len(at)), np.zeros(at.shape)
@@ -106,7 +106,7 @@ def _curvature(t: Array, z: Array, x: Array, a: Array, kept: Array, curvature: C
     u -= u.max(axis=0)
     p = np.exp(u)
     p /= p.sum(axis=0)
-    off = (z - (p * z).sum(axis=0)) * p * kept  # a deviation from each sample's mean logit, weighed
+    off = (z - (p * z).sum(axis=0)) * p * kept  # deviation from each sample's mean logit, weighted
     own = p * (1 - p) * kept
     i, j = np.triu_indices(len(a))
     if curvature == "full":  # Σ (p_c δ_cd − p_c p_d) a_i a_j

@@ -1,4 +1,4 @@
-"""What a fit of the last layer asks of clients: sums over their features. About logits it asks what queries.py has."""
+"""Queries of a fit of the last layer: sums over clients' features. Its queries about logits are in queries.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcal.exact.queries import Points, SumQuery
 
 @dataclass(frozen=True)
 class HeadStart(SumQuery):
-    """The second moment of the features and a 1, over all samples, and how many training samples there are of each class."""
+    """The second moment of the features with a 1 appended, over all samples, and the label counts of training samples."""
 
     def reply(self, samples: Prepared) -> Params:
         assert isinstance(samples, HeadSamples)
@@ -29,10 +29,10 @@ class HeadStart(SumQuery):
 
 @dataclass(frozen=True)
 class HeadSums(SumQuery):
-    """Loss and gradient of heads, and what is asked of their Hessians."""
+    """Loss and gradient of heads, and the requested parts of Hessians."""
 
     points: tuple[Points, ...]  # of the families `head` and `head-all`
-    basis: Array  # (r, d + 1), directions of the features for what is asked of Hessians
+    basis: Array  # (r, d + 1), directions of the features for the Hessians
 
     def reply(self, samples: Prepared) -> Params:
         assert isinstance(samples, HeadSamples)

@@ -1,10 +1,10 @@
-"""A client's samples where it has the model, not only its logits: features beside the logits, and training samples.
+"""The samples of a client that has the model: features in addition to logits, and training samples.
 
 Every transport carries a matrix and labels. For a method that takes features, a row of the matrix is
 
     [ logits (K) | features (d) | 1 for a training sample, else 0 ]
 
-and `HeadSamples` takes it apart: all queries about logits see the calibration samples only.
+and `HeadSamples` splits it. Queries about logits see the calibration samples only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedcal.base.folds import FOLDS
 from fedcal.exact.head import HEAD, Block, apply_head, blocks_of
 from fedcal.exact.prepared import ALL, Chunk, FoldMap, Part, Prepared, count_parts
 
-SOME = 256  # samples by which the size of a head's logits is judged
+SOME = 256  # samples on which the size of a head's logits is measured
 TRAINED = -2  # the fold of a training sample: no fit leaves it out
 
 
@@ -30,11 +30,11 @@ def join(logits: Array, features: Array, trained: bool = False) -> Array:
 
 
 class HeadSamples(Prepared):
-    """The samples of one client, or of several small ones that reply as one: logits and labels are those to calibrate on.
+    """The samples of one client, or of several small ones that reply as one; logits and labels are of calibration samples.
 
     Args:
-        rows: as they came.
-        d: features.
+        rows: the samples as given.
+        d: number of features.
     """
 
     def __init__(self, rows: Prepared, d: int) -> None:
@@ -44,7 +44,7 @@ class HeadSamples(Prepared):
 
     @property
     def k(self) -> int:
-        """Classes."""
+        """The number of classes."""
         return self.rows.logits.shape[1] - self.d - 1
 
     @property
@@ -54,10 +54,10 @@ class HeadSamples(Prepared):
 
     @cached_property
     def _split(self) -> tuple[slice | Array, slice | Array]:
-        """Which rows are held out, and which trained on: slices where they come in that order, so that nothing is copied."""
+        """Which rows are held out, and which are training samples; slices if they come in that order, to avoid a copy."""
         trained = self.rows.logits[:, -1] > 0
         held_out = len(trained) - int(trained.sum())
-        if 0 < len(trained) - held_out < self.min_count:  # heads with and without them would differ by these alone
+        if 0 < len(trained) - held_out < self.min_count:  # heads with and without them would reveal these few
             return np.flatnonzero(~trained), np.zeros(0, np.int64)
         if not bool(trained[:held_out].any()):
             return slice(0, held_out), slice(held_out, len(trained))
@@ -130,7 +130,7 @@ class HeadSamples(Prepared):
 
 @dataclass(frozen=True)
 class HeadChunk(Chunk):
-    """Samples that are handled at once, with their features."""
+    """Samples that are processed at once, with their features."""
 
     features: Array  # (n, d)
 
@@ -148,7 +148,7 @@ class HeadChunk(Chunk):
 
 
 class HeadPart(Part):
-    """Samples in the order that sums want, with their features."""
+    """Samples in the order of their folds, with their features."""
 
     def __init__(self, samples: HeadSamples, folded: bool) -> None:
         super().__init__(samples, folded)

@@ -5,9 +5,9 @@
     vector        u = w ∘ z + c           2 K
     matrix        u = W z + c             K (K + 1)
 
-z are the logits with their row mean taken off: softmax ignores that shift, so that logits and log-probabilities give
-the same fit. The NLL is convex in every family's parameters, and a sum over samples: clients' sums add up to the
-pooled ones, whoever holds which sample.
+z are the logits minus their row mean: softmax ignores that shift, so that logits and log-probabilities give the same
+fit. The NLL is convex in every family's parameters, and a sum over samples: clients' sums add up to the pooled ones,
+whichever client has which sample.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def centre(logits: Any) -> Any:
 
 
 def centred_columns(logits: Array) -> Array:
-    """`centre`, with classes first in memory, which is what sums run fastest along."""
+    """`centre`, with classes first in memory: sums are fastest then."""
     columns = np.array(logits.T, float, order="C")
     columns -= columns.sum(axis=0) / len(columns)
     return columns.T
@@ -86,8 +86,8 @@ def widen(bias: Array, family: str) -> Array:
 def linear_sums(family: str, at: Array, z: Array, y: Array, curvature: Curvature = "full") -> dict[str, Array]:
     """Sum the NLL over samples, for several maps of one family.
 
-    All maps at once: at a client's few hundred samples, calls cost more than the arithmetic. Samples are taken as
-    many at a time as fit a core's cache.
+    All maps at once: with a client's few hundred samples, calls cost more than the arithmetic. Samples are processed in
+    blocks that fit a core's cache.
 
     Args:
         family: of the maps.
@@ -133,8 +133,8 @@ def _sums(family: str, at: Array, z: Array, y: Array, curvature: Curvature) -> d
 
 
 def _of_scale(family: str, p: Array, z: Array, y: Array, curvature: Curvature) -> dict[str, Array]:
-    """Temperature and bias. Deviations are taken from each sample's mean logit, so that what is left of a variance where
-    one class has all the probability is no rounding error."""
+    """Temperature and bias. Deviations are from each sample's mean logit, so that a variance stays accurate where one class
+    has almost all the probability."""
     mean = np.einsum("mkn,kn->mn", p, z)
     scale = (add(mean, axis=1) - add(z[y, np.arange(len(y))]))[:, None]
     by_shift = add(p, axis=2)
@@ -206,7 +206,7 @@ def _pairs(n: int) -> tuple[Array, Array, Array]:
     return first, second, number
 
 
-# --- what travels of symmetric matrices ------------------------------------------------------------------------------
+# --- how symmetric matrices are sent ---------------------------------------------------------------------------------
 
 
 def pack_symmetric(matrix: Array) -> Array:
@@ -216,13 +216,13 @@ def pack_symmetric(matrix: Array) -> Array:
 
 
 def unpack_symmetric(packed: Array) -> Array:
-    """The symmetric matrices whose upper triangles stand along the last axis."""
+    """The symmetric matrices whose upper triangles are along the last axis."""
     size = int((2 * packed.shape[-1]) ** 0.5)
     return packed[..., _pairs(size)[2]]
 
 
 def unpack_hessian(family: str, packed: Array) -> Array:
-    """A Hessian from what travels of it: each pair of parameters once; of a matrix, of different classes and of inputs."""
+    """A Hessian from what is sent: each pair of parameters; for a matrix, each pair of different classes and of inputs."""
     if family != "matrix":
         return unpack_symmetric(packed)
     whole = unpack_symmetric(between_classes(packed))  # (class, class, input, input)
@@ -231,7 +231,7 @@ def unpack_hessian(family: str, packed: Array) -> Array:
 
 
 def between_classes(pairs: Array) -> Array:
-    """(K, K, …) of what travels of each pair of different classes, (pairs, …): classes add up to 0, so the rest follows."""
+    """(K, K, …) from the values of pairs of different classes, (pairs, …); the rest follows, as sums over classes are 0."""
     k = int((2 * len(pairs)) ** 0.5) + 1
     found = np.zeros((k, k, *pairs.shape[1:]))
     c, d = np.triu_indices(k, 1)

@@ -1,10 +1,10 @@
-"""Confidence maps: the top label's confidence recalibrated, then lifted back to all classes with their order kept.
+"""Confidence maps: they recalibrate the top label's confidence, then adjust the logits to it and keep the order of classes.
 
 Both maps work on the log-odds of the top confidence p. `beta` is a logistic on log p and −log(1 − p) (Kull et al.
 2017), monotone because its first two coefficients are kept non-negative. `hist` follows an equal-mass histogram, shrunk
-towards the identity, made monotone, and piecewise linear in log-odds. Few parameters, and monotone: freer maps blew up.
+towards the identity, made monotone, and piecewise linear in log-odds. More flexible maps overfitted.
 
-What applies a map takes arrays or tensors; what fits one takes arrays.
+Functions that apply a map take arrays or tensors; functions that fit one take arrays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from fedcal.base.arrays import Array, Params, logsumexp, namespace, put, sigmoid, softplus, take, tracing
 from fedcal.base.bins import equal_mass
 
-# Fine bins of the log-odds, the same everywhere: nothing for clients to agree on.
+# Fine bins of the log-odds, the same for all clients.
 GRID = np.linspace(-5, 15, 241)
 N_FINE = len(GRID) + 1
 KNOTS = 15  # of a histogram map at most
@@ -52,7 +52,7 @@ def map_log_odds(maps: Params, log_p: Any, log_q: Any) -> Any:
 
 
 def _follow(knots: Any, v: Any) -> Any:
-    """Piecewise linear through the knots (2, n); beyond the outer ones the shift stays as it is there."""
+    """Piecewise linear through the knots (2, n); beyond the outer knots the shift is constant."""
     xp, (x, y) = namespace(v), knots
     inside = xp.clip(v, x[0], x[-1])
     if len(x) == 1:
@@ -66,11 +66,11 @@ def _follow(knots: Any, v: Any) -> Any:
     return y[right - 1] + share * (y[right] - y[right - 1]) + (v - inside)
 
 
-# --- fitting: a client's half, then the server's ---------------------------------------------------------------------
+# --- fitting: the client part, the server part -----------------------------------------------------------------------
 
 
 def fine_histogram(log_p: Array, log_q: Array, hit: Array) -> Array:
-    """A client's half: samples, hits, and summed p, log p and −log(1 − p) in each fine bin of log-odds, (5, bins)."""
+    """The client part: number of samples, hits, and summed p, log p and −log(1 − p) in each fine bin, (5, bins)."""
     bins = np.searchsorted(GRID, log_p + log_q)
     rows = (None, hit, np.exp(log_p), log_p, log_q)
     return np.stack([np.bincount(bins, row, N_FINE).astype(float) for row in rows])
@@ -80,7 +80,7 @@ def fine_histogram(log_p: Array, log_q: Array, hit: Array) -> Array:
 class Bins:
     """The filled bins of a summed histogram: samples, hits, and mean log p and −log(1 − p) of each.
 
-    Bins are so narrow that a map of their means is the map of their samples.
+    Bins are so narrow that mapping their means is as good as mapping their samples.
     """
 
     count: Array
@@ -95,17 +95,17 @@ class Bins:
         return cls(count, hits, log_p / count, log_q / count)
 
     def losses(self, maps: Params) -> tuple[Array, Array]:
-        """Each bin's loss of a miss and of a hit, under a map."""
+        """The loss of one miss and of one hit in each bin, under a map."""
         v = map_log_odds(maps, self.log_p, self.log_q)
         return softplus(v), softplus(-v)
 
     def total(self, of_miss: Array, of_hit: Array) -> float:
-        """Add up what each miss and each hit counts."""
+        """Sum over all samples, given the value of one miss and of one hit in each bin."""
         return float((self.count - self.hits) @ of_miss + self.hits @ of_hit)
 
 
 def fit_beta(histogram: Array) -> Array:
-    """The server's half: the beta map of a summed histogram, with a sample's worth of prior at the identity."""
+    """The server part: the beta map of a summed histogram, with a prior at the identity that is worth one sample."""
     bins, mean = Bins.of(histogram), np.array(IDENTITY)
     x = np.stack([bins.log_p, bins.log_q, np.ones_like(bins.log_p)], 1)
 
@@ -127,7 +127,7 @@ def fit_beta(histogram: Array) -> Array:
 
 
 def beta_step(hessian: Array, gradient: Array, t: Array) -> Array:
-    """Newton's step that keeps the first two coefficients non-negative: the best of four choices of active bounds."""
+    """A Newton step that keeps the first two coefficients non-negative: the best of four choices of active bounds."""
     hessian = hessian + 1e-9 * np.eye(3)
     best, best_value = np.zeros(3), math.inf
     for held in itertools.chain.from_iterable(itertools.combinations((0, 1), r) for r in range(3)):
@@ -143,14 +143,14 @@ def beta_step(hessian: Array, gradient: Array, t: Array) -> Array:
 
 
 def hist_knots(histogram: Array, pseudo: float) -> Array:
-    """The server's half: (2, n) knots from the summed histogram, `pseudo` samples per bin pulling to the identity."""
+    """The server part: (2, n) knots from the summed histogram, shrunk to the identity by `pseudo` samples per bin."""
     count, hits, confidence = histogram[:3]
     starts = equal_mass(count, KNOTS)
     parts = [p.sum(1) for p in np.split(np.stack([count, confidence, hits]), starts[1:], axis=1)]
     n, total, right = np.array([p for p in parts if p[0] > 0] or [[1.0, 0.5, 0.5]]).T
     before = total / n
     after = isotonic((right + pseudo * before) / (n + pseudo), n + pseudo)
-    edge = 0.5 / (n.sum() + 1)  # n samples cannot show an accuracy of 0 or 1; what confidence they had is known exactly
+    edge = 0.5 / (n.sum() + 1)  # n samples cannot show an accuracy of 0 or 1; confidences are exact
     knots = np.stack([np.clip(before, 1e-300, 1 - 2.0**-53), np.clip(after, edge, 1 - edge)])
     return np.log(knots) - np.log1p(-knots)
 
@@ -172,8 +172,8 @@ def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def lift(u: Any, v: Any) -> Any:
     """Give each row's top label the log-odds v, and keep the order of all classes.
 
-    The top logit alone is moved: the others keep their ratios, and the sample's NLL changes by exactly what the top
-    label's does. Where the second class would overtake, a temperature for that sample does it instead.
+    Only the top logit is changed, so the other classes keep their ratios. If the second class would overtake, the sample
+    gets a temperature instead.
     """
     xp, (label, log_p, log_q) = namespace(u), top(u)
     label = label[:, None]
@@ -189,8 +189,11 @@ def lift(u: Any, v: Any) -> Any:
 
 
 def lift_by_temperature(u: Any, v: Any) -> Any:
-    """Give each row's top label the log-odds v by a temperature for that row: t ↦ log-odds is rising and concave, so
-    that Newton from the left never overshoots. A top label of K cannot have less than 1/K."""
+    """Give each row's top label the log-odds v by a temperature for that row.
+
+    The log-odds rise with t and are concave, so that Newton's method from the left never overshoots. The confidence of a top
+    label of K classes is at least 1/K.
+    """
     xp, label, k = namespace(u), u.argmax(1)[:, None], u.shape[1]
     finite = u - take(u, label)  # 0 at the label
     rest = put(finite, label, -math.inf)

@@ -15,7 +15,7 @@ from fedcal.base.logits import BLOCK
 from fedcal.exact.linear import apply_linear, centred_columns
 from fedcal.exact.temperature import KEPT, temperature_sums
 
-ALL = -1  # stands for a fold's number where nothing is left out
+ALL = -1  # in place of a fold's number: no fold is left out
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class FoldMap:
 class Prepared:
     """The samples of one client, or of several small ones that reply as one.
 
-    They are read, and what replies need of them is computed, when that is first used. Everything kept here follows from
-    the samples: losing it costs time and nothing else.
+    The samples are read, and other forms of them computed, on first use. Everything kept here follows from the samples:
+    losing it costs only time.
 
     Args:
         read: gives logits (N, K) and labels (N,), as arrays or tensors.
-        counts: how many of the samples each client has, one client after the other; all of one client if not given.
+        counts: the number of samples of each client, whose samples follow one another; None: all are of one client.
     """
 
     def __init__(self, read: Callable[[], tuple[Any, Any]], counts: list[int] | None = None) -> None:
         self._read, self._counts = read, counts
         self._latest: tuple[bool, Part] | None = None
         self.fewest = FEWEST  # samples in a fold
-        self.min_count = 1  # samples of any kind, a reply reveals nothing of fewer: the policy's limit
+        self.min_count = 1  # the policy's limit: a reply reveals nothing about fewer samples of any kind
 
     @cached_property
     def _samples(self) -> tuple[Array, Array]:
@@ -54,7 +54,7 @@ class Prepared:
 
     @property
     def scores(self) -> Array:
-        """What a scaler takes of these samples: the logits, or for some methods more (head_samples.py)."""
+        """A scaler's input for these samples: the logits, for some methods with features (head_samples.py)."""
         return self.logits
 
     @property
@@ -74,7 +74,7 @@ class Prepared:
 
     @cached_property
     def split(self) -> tuple[Prepared, Prepared]:
-        """The samples to fit on, and those that are held out for conformal sets; each client's are split apart."""
+        """The samples to fit on, and those held out for conformal sets; each client is split by itself."""
         ends = np.cumsum(self.counts)[:-1]
         pairs = zip(np.split(self.scores, ends), np.split(self.labels, ends), strict=True)
         held = np.concatenate([held_out(scores, labels) for scores, labels in pairs])
@@ -100,9 +100,9 @@ def count_parts(chosen: Array, counts: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples that are handled at once: row-centred logits in float64, labels, and how many are of each fold, in order."""
+    """Samples that are processed at once: row-centred float64 logits, labels, and each fold's number of samples, in order."""
 
-    z: Array  # (n, K), with classes first in memory, which is what sums run fastest along
+    z: Array  # (n, K), with classes first in memory: sums are fastest then
     y: Array
     sizes: list[int]
 
@@ -125,7 +125,7 @@ class Chunk:
 
 
 class Part:
-    """Samples in the order that sums want: one fold after the other."""
+    """A client's samples in the order of their folds."""
 
     def __init__(self, samples: Prepared, folded: bool) -> None:
         self._samples, self._logits, self._rows = samples, samples.logits, None
@@ -146,7 +146,7 @@ class Part:
         return client[: len(self.y)] if alike else client[self._rows]
 
     def chunks(self) -> Iterator[Chunk]:
-        """Iterate over all samples, as many at a time as fit a core's cache; a small client is one chunk, which is kept."""
+        """Iterate over all samples, in chunks that fit a core's cache; a small client is one chunk, which is kept."""
         if self.k * len(self.y) <= BLOCK:
             yield self._small
             return
@@ -180,7 +180,7 @@ class Part:
 
 
 def _rows(samples: Prepared) -> tuple[Array, list[int]]:
-    """The samples in the order of their folds, and how many are of each; every client has its own folds."""
+    """The samples' numbers in the order of their folds, and the size of each fold; every client has folds of its own."""
     ends = np.cumsum(samples.counts)[:-1]
     pairs = zip(np.split(samples.logits, ends), np.split(samples.labels, ends), strict=True)
     fold = np.concatenate([folds(logits, labels, samples.fewest) for logits, labels in pairs])

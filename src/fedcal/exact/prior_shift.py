@@ -1,16 +1,16 @@
-"""Local calibration by prior shift: a client's posterior is the global one, reweighed by its own label distribution.
+"""Local calibration by prior shift: a client's posterior is the global one, reweighted by its own label distribution.
 
-Under label skew P_c(x|y) = P(x|y) (Definition 4.2), so that P_c(y|x) ∝ P(y|x) · P_c(y) / P(y): a globally calibrated model
-and a client's label counts are all it takes, also for a client that never took part. In logits:
+Under label skew P_c(x|y) = P(x|y) (Definition 4.2), so that P_c(y|x) ∝ P(y|x) · P_c(y) / P(y). A globally calibrated model
+and a client's label counts are enough, also for a client that did not take part. In logits:
 
     u_c = u + s · (log P_c − log P)        0 ≤ s ≤ 1
 
-* P_c is the client's counts, smoothed towards P by α pseudo-samples. α comes from the sum over clients of the likelihood of
-  their counts: it finds out how unlike the clients are.
-* s is how far the assumption holds. Each client weighs a grid of strengths by the likelihood of its own labels (each label
-  left out of the counts that judge it) and by what is common in the federation: one of the beta distributions over
-  strengths in `common`, or rather their mean, weighed by the sum over clients of the likelihood that each gives the client's
-  labels. Where label shift is not what sets clients apart, s goes to 0 and nothing is done.
+* P_c is the client's label counts, smoothed towards P by α pseudo-samples. α maximises the likelihood of all clients' counts:
+  it measures how different the clients are.
+* The strength s says how far the assumption holds. Each client weights a grid of strengths by the likelihood of its own
+  labels (each label is left out of the counts that judge it) and by the federation's distribution of strengths. That is the
+  mean of the distributions in `common`, weighted by the likelihood that each gives to all clients' labels. If clients do not
+  differ by their label distributions, s goes to 0 and nothing is changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedcal.base.arrays import Array, Params, log_softmax, logsumexp, softmax
 STRENGTHS = np.linspace(0, 1, 11)
 MEANS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 CONCENTRATIONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-UNRELEASED = 10.0  # pseudo-samples where clients' counts are private
+UNRELEASED = 10.0  # pseudo-samples α if clients' counts are private
 ALPHAS = np.logspace(-0.5, 4, 10)  # pseudo-samples, half a decade apart
 
 
@@ -35,7 +35,7 @@ def log_ratio(counts: Array, prior: Array, alpha: Array) -> Array:
     return np.log((counts + alpha * prior) / (counts.sum(-1, keepdims=True) + alpha)) - np.log(prior)
 
 
-# --- the halves of a client, or of several that reply as one -----------------------------------------------------------
+# --- the part of a client, or of several that reply as one -------------------------------------------------------------
 
 
 def label_counts(labels: Array, client: Array, n_clients: int, k: int) -> Array:
@@ -60,8 +60,8 @@ def _log_gamma(x: Array) -> Array:
 def shift_likelihood(chunks: Iterable[tuple[Array, Array, Array]], counts: Array, prior: Array, alpha: Array) -> Array:
     """Log-likelihood of each client's labels at every strength, (clients, strengths).
 
-    The chunks hold logits that were not fitted on these samples, labels, and which client each sample belongs to. A label
-    must not vouch for itself: it is left out of the counts. Only its own class's weight changes by that.
+    The chunks contain logits of maps that were not fitted on these samples, labels, and each sample's client. Each label is
+    left out of the counts that judge it, which changes the weight of its class only.
     """
     ratio = log_ratio(counts, prior, alpha)
     less = np.log(np.maximum(counts - 1, 0) + alpha * prior) - np.log(counts + alpha * prior)
@@ -79,9 +79,9 @@ def shift_likelihood(chunks: Iterable[tuple[Array, Array, Array]], counts: Array
 
 @cache
 def common() -> Array:
-    """Distributions over the strengths that may be common in a federation, (distributions, strengths).
+    """The distributions over strengths that a federation may have, (distributions, strengths).
 
-    First each strength alone; then beta distributions of every mean and several concentrations.
+    First each strength alone; then beta distributions of several means and concentrations.
     """
     between = ((STRENGTHS[1:] + STRENGTHS[:-1]) / 2).astype(np.float32).astype(float)
     steps = (np.arange(400) + 0.5) / 400
@@ -98,22 +98,22 @@ def common() -> Array:
 
 @cache
 def _log_common() -> Array:
-    with np.errstate(divide="ignore"):  # what a distribution leaves out has probability 0
+    with np.errstate(divide="ignore"):  # some strengths have probability 0
         return np.log(common())
 
 
 def evidence(likelihood: Array) -> Array:
-    """Log-likelihood of the clients' labels, (clients, strengths), under each of the distributions in `common`, summed."""
+    """The summed log-likelihood of clients' labels under each distribution in `common`, given it by (client, strength)."""
     return logsumexp(_log_common() + likelihood[:, None], -1).sum(0)
 
 
 def weights_of(evidence: Array) -> Array:
-    """The server's half: what strengths are common, by the mean of the distributions in `common`, weighed by evidence."""
+    """The server part: the mean of the distributions in `common`, weighted by their evidence."""
     return softmax(evidence, 0) @ common()
 
 
 def posterior(likelihood: Array, weights: Array) -> Array:
-    """The weights of the strengths at each client, given what is common in the federation."""
+    """The weights of the strengths at each client, given the federation's weights."""
     with np.errstate(divide="ignore"):
         return softmax(np.log(weights) + likelihood, -1)
 
@@ -126,16 +126,16 @@ def shift(params: Params, labels: Array, likelihood: Array) -> Array:
 
 
 def without_release(labels: Array, noise: float) -> Params:
-    """What clients need for their prior shift where only noised label counts were released: every strength is as likely."""
+    """The parameters of prior shift if only noised label counts were released: all strengths are equally likely."""
     smooth = labels + 0.5 + noise
     weights = np.full_like(STRENGTHS, 1 / len(STRENGTHS))
     return {"prior": smooth / smooth.sum(), "alpha": np.array(UNRELEASED), "strengths": weights}
 
 
 def shift_unlabelled(params: Params, u: Array) -> Array:
-    """The same for a client without labels, at the federation's mean strength.
+    """The shift for a client without labels, at the federation's mean strength.
 
-    Its label distribution is found by EM on calibrated logits (Saerens et al. 2002), smoothed by α.
+    Its label distribution is estimated by EM on calibrated logits (Saerens et al. 2002), smoothed by α.
     """
     prior, alpha = params["prior"], params["alpha"]
     ratio, found = log_softmax(u, 1) - np.log(prior), prior

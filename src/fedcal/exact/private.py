@@ -1,15 +1,15 @@
-"""The private fit of a linear map: nine or ten requests, each with a share of the budget.
+"""The private fit of a linear map: eight to ten requests, each with a share of the budget.
 
-1. Label counts, and a histogram of the logits' norms: it says to which norm logits are shortened from here on.
+1. Label counts, and a histogram of the logits' norms, from which follows the norm that logits are clipped to.
 2. Temperature and bias by Newton's method, from gradients and small Hessians. The first steps need little accuracy and get
-   little of the budget; it starts from a small scale, where the loss is near its quadratic.
-3. One step of the matrix (or vector) family from there, or two if noise is small: the first takes most of what the family
-   gains. Its Hessian has too many numbers to be released: two small factors of it take its place.
-4. How much each of the two maps gains over the one before, which decides which is taken: if neither gains more than noise,
-   and parameters fitted on the same samples, can feign, the identity.
+   little of the budget. The fit starts from a small scale, where the loss is almost quadratic.
+3. One step of the matrix (or vector) family from there, or two if noise is small: the first step has most of the family's
+   gain. Its Hessian has too many numbers to be released; two small factors are released instead.
+4. How much each of the two maps gains over the one before. The best map is chosen; if no gain is larger than noise and
+   overfitting alone could produce, the identity is.
 
-Everything here sees noised totals only, so that it costs no privacy. Each total comes with the standard deviation of its
-noise. Curvature below what noise can feign is raised to that, which shortens steps where nothing is known.
+The functions here see noised totals only, so they cost no privacy. Each total comes with the standard deviation of its
+noise. Curvature that noise alone could produce is raised to that level, which shortens steps in unknown directions.
 The constants were set on the calibration splits of federated-logits, all of them and parts of 1 200 samples.
 """
 
@@ -46,16 +46,16 @@ Asks = Generator[PrivateQuery, Totals, "PrivateFit"]
 
 SCALES, GAINS = 0.08, 0.06  # shares of the budget
 MATRIX = 0.3  # of what is left for fits: the matrix family's step
-STEPS, GROWTH = 6, 1.5  # Newton's steps; each has so much more of the budget than the one before
-SHORTENED = 0.25  # of the samples have logits that are shortened
+STEPS, GROWTH = 6, 1.5  # Newton steps; each has GROWTH times the budget of the one before
+SHORTENED = 0.25  # share of the samples whose logits are clipped
 BEGIN = 1.5  # the root mean square of logits at the start, if they are not smaller anyway
 RIDGE = 0.1  # on biases
 FULL_UP_TO = 30  # classes up to which a Hessian by the bias is released whole; beyond, its diagonal
-ROOM, PLENTY = 2.5, 15.0  # samples per unit of noise and parameter: for a matrix, and for a second step of it
-DAMPING = 2.0  # the factors' product can be too small by about this
-SURE = 3.0  # standard deviations of noise that a number of samples must exceed, to be believed
+ROOM, PLENTY = 2.5, 15.0  # samples per unit of noise and parameter that a matrix needs, and that its second step needs
+DAMPING = 2.0  # the product of the factors can be too small by about this factor
+SURE = 3.0  # standard deviations of noise that a number of samples must exceed to count
 MARGIN = 2.0  # standard deviations of noise that a gain must exceed
-FLOOR = 1.5  # how far curvature is raised, in units of what noise can feign
+FLOOR = 1.5  # least curvature, in units of what noise alone could produce
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class PrivateFit:
     t: Array  # the family's parameters
     labels: Array  # (K,) noised label counts, at least 0
     noise: float  # standard deviation of each of these
-    scale: float  # 1/T of the temperature; 1 where the identity is all there is
-    fallback: bool  # whether nothing gained more than noise can feign
+    scale: float  # 1/T of the temperature; 1 for the identity
+    fallback: bool  # whether it is the identity because no map gained more than noise alone could
 
     @property
     def params(self) -> Params:
@@ -81,8 +81,8 @@ def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bo
     Args:
         k: classes.
         family: the largest family to fit.
-        clip: the norm to which logits are shortened; None: found from the samples.
-        also: whether histograms of confidences come after it (`fit_confidences`) and need their shares.
+        clip: the norm to which logits are clipped; None: found from the samples.
+        also: whether `fit_confidences` follows, whose histograms need a share of the budget too.
     """
     total = yield Scales(k, SCALES, norms=clip is None)
     noise = float(total["noise"])
@@ -123,7 +123,7 @@ def fit_confidences(
 ) -> Generator[PrivateQuery, Totals, Params]:
     """A map of the top label's confidence under a private temperature, from one noised histogram.
 
-    Another histogram, whose noise is its own, judges it: where it gains less than noise can feign, it is the identity.
+    A second histogram, with new noise, judges the map. If its gain is within noise, the identity is returned.
     """
     width = float(ODDS[1] - ODDS[0])
     middle = np.append(ODDS - width / 2, ODDS[-1] + width / 2)
@@ -156,7 +156,7 @@ def fit_confidences(
 
 
 def _newton(k: int, bias: bool, norm: float, budget: float) -> Generator[PrivateQuery, Totals, Array]:
-    """Temperature, or temperature and bias, in units of the features."""
+    """Fit a temperature, or a temperature and a bias, in units of the features, by Newton's method."""
     t = np.zeros(1 + k * bias)
     t[0] = min(1.0, BEGIN * math.sqrt(k) / norm) * norm / FEATURE
     ridge = np.full_like(t, RIDGE)
@@ -215,39 +215,40 @@ def _vector_step(gradient: Array, classes: Array, inputs: Array, ridge: float) -
 
 
 def _norm(histogram: Array, n: float) -> float:
-    """The norm that all but SHORTENED of the samples stay within."""
+    """The norm that all samples but a share of SHORTENED stay within."""
     above = np.cumsum(histogram[::-1])[::-1][1:]
     enough = np.flatnonzero(above <= SHORTENED * n)
     return float(NORMS[int(enough[0])] if len(enough) else NORMS[-1])
 
 
 def _without_mean(matrix: Array, first: int) -> Array:
-    """Take the mean direction off the rows and columns from `first` on."""
+    """Project out the mean direction of the rows and columns from `first` on."""
     keep = np.eye(len(matrix))
     keep[first:, first:] -= 1 / (len(matrix) - first)
     return keep @ matrix @ keep
 
 
 def _raised(matrix: Array, noise: float) -> Array:
-    """The matrix with every eigenvalue raised to what noise can feign."""
+    """The matrix with every eigenvalue raised to at least what noise alone could produce."""
     values, vectors = np.linalg.eigh(matrix)
     return vectors * np.maximum(values, max(FLOOR * noise * math.sqrt(len(matrix)), 1e-9)) @ vectors.T
 
 
 def _feigned(family: Family, k: int, error: float) -> float:
-    """The gain that a map may show and not have.
+    """The gain that a useless map may show.
 
-    It is judged by the samples that it was fitted on: d parameters that are of no use seem to gain d / 2 there and lose as
-    much elsewhere, so that a gain of d is none (Akaike). That difference has a variance of 2 d; the noise comes on top.
+    A map is judged on the samples that it was fitted on. There, d useless parameters seem to gain d / 2, and on new samples
+    they lose as much. So the first d of a gain do not count (Akaike). This correction has a variance of 2 d, to which the
+    noise is added.
     """
     free = {"temperature": 1, "bias": k, "vector": 2 * k - 1, "matrix": k * k - 1}[family]
     return free + MARGIN * math.hypot(error, math.sqrt(2 * free))
 
 
 def _lost_beyond(lost: Array, error: float) -> Array:
-    """What each map costs samples that lose more than gains are cut off at, where they are more than noise can feign.
+    """The loss, under each map, of samples that lose more than the limit of `Gains`; 0 if they may be noise.
 
-    Few and wrong samples with huge logits can make a map worse than the identity that all others gain by.
+    A few wrong samples with huge logits can make a map worse than the identity, although all other samples gain by it.
     """
     widths = np.diff(BEYOND, append=3 * BEYOND[-1])
     return np.where(lost > SURE * error * np.sqrt(np.arange(len(BEYOND), 0, -1)), lost, 0.0) @ widths

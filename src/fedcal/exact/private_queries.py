@@ -1,11 +1,10 @@
 """Queries for differential privacy: sums whose summands are bounded, whatever the samples and the parameters are.
 
-A reply is one flat vector, the sum over samples of summands of norm `bound` at most. The bounds are built in: logits are
-shortened to a norm of `clip` before anything is made of them, probabilities are bounded by themselves, and losses are cut
-off. So a server that asks for anything at all learns no more of a sample than the noise for `bound` lets through.
-Whether a query is replied to depends on its own shapes and never on the samples (`fits`): a refusal would tell of them.
-A symmetric matrix travels once, as its upper triangle; off-diagonal entries are multiplied by √2, which makes the
-vector's norm the matrix's.
+A reply is one flat vector: the sum over samples of summands with a norm of at most `bound`. The bounds are built in: logits
+are first clipped to a norm of `clip`, probabilities are bounded anyway, and losses are cut off. So no request of a server
+reveals more about a sample than the noise for `bound` allows. Whether a client replies depends on the query's shapes and
+never on the samples (`fits`), because a refusal would reveal something about them. A symmetric matrix is sent as its upper
+triangle; off-diagonal entries are multiplied by √2, so that the vector has the norm of the matrix.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ VALUES = "values"  # the name of the only array of a reply
 NORMS = 2.0 ** np.arange(-10, 20.5, 0.5)  # edges of a histogram of the logits' norms
 ODDS = np.linspace(-3, 12, 31)  # edges of a histogram of the top label's log-odds
 BEYOND = np.array([3.0, 9.0, 27.0, 81.0])  # nats that a sample loses
-FEATURE = 1.5  # norm of shortened logits as features, beside a constant 1
+FEATURE = 1.5  # largest norm of clipped logits as features; a constant 1 is added to them
 CURVATURE = 0.5  # ‖diag p − p pᵀ‖ is at most this, for every p (reached at two classes of one half)
-LARGEST = 1e6  # parameters are cut off here: nothing overflows
-SHORTEST = 1e-100  # of `clip`: the norms of smaller logits are lost in underflow
+LARGEST = 1e6  # parameters are cut off here, so that nothing overflows
+SHORTEST = 1e-100  # least `clip`: the norms of smaller logits would underflow
 
 
 @dataclass(frozen=True)
 class PrivateQuery(SumQuery):
     """A query whose reply may be noised."""
 
-    measures: ClassVar[bool] = False  # whether it takes its share of the budget for measuring
+    measures: ClassVar[bool] = False  # whether it uses the budget for measuring, not the one for fitting
 
     k: int  # classes
     budget: float  # the share of the budget for fitting (or for measuring) that it takes
-    per_client: bool = field(default=False, kw_only=True)  # each client's mean counts, so that it weighs as one sample
+    per_client: bool = field(default=False, kw_only=True)  # each client's mean counts: it weighs as one sample
 
     @property
     @abstractmethod
@@ -56,7 +55,7 @@ class PrivateQuery(SumQuery):
 
     @property
     def fits(self) -> bool:
-        """Whether its parameters are as many as its classes ask for."""
+        """Whether its parameters have the right shapes for its number of classes."""
         return self.k >= 2
 
     @abstractmethod
@@ -107,14 +106,14 @@ class Scales(PrivateQuery):
 class ScaleSums(PrivateQuery):
     """Gradient and Hessian of the temperature (t has one number) or of temperature and bias (1 + K numbers).
 
-    Of the Hessian by the bias only the diagonal, if not `full`. Scales are those of features: logits shortened to norm
-    `clip`, then multiplied by FEATURE / clip.
+    If not `full`, only the diagonal of the Hessian by the bias. Scales refer to features: logits clipped to norm `clip`, then
+    multiplied by FEATURE / clip.
     """
 
     clip: float
     t: Array
     full: bool = True
-    weight: ClassVar[float] = 2.0  # of the Hessian beside the gradient: more of it, less noise
+    weight: ClassVar[float] = 2.0  # of the Hessian relative to the gradient: a larger weight means less noise on it
 
     @property
     def fits(self) -> bool:
@@ -165,7 +164,7 @@ class MatrixSums(PrivateQuery):
     clip: float
     w: Array  # (K, K + 1)
     family: Literal["vector", "matrix"] = "matrix"
-    of_classes: ClassVar[float] = 1.0  # weights of the factors beside the gradient
+    of_classes: ClassVar[float] = 1.0  # weights of the factors, relative to the gradient
     of_inputs: ClassVar[float] = 0.5
 
     @property
@@ -207,9 +206,9 @@ class MatrixSums(PrivateQuery):
 
 @dataclass(frozen=True)
 class Gains(PrivateQuery):
-    """By how much each map lowers the loss of the one before it, the identity at first; each sample's gain is cut off.
+    """By how much each map lowers the loss of the one before it (the first: of the identity); each sample's gain is cut off.
 
-    Then for each map how many samples lose far more than that by it, compared with the identity: by the bins of BEYOND.
+    Also, for each map, how many samples lose far more than that compared with the identity, in the bins of BEYOND.
     """
 
     maps: tuple[dict[str, Array], ...]  # each with one linear map under its family's name
@@ -269,11 +268,11 @@ class Confidences(PrivateQuery):
 
 @dataclass(frozen=True)
 class Measure(PrivateQuery):
-    """What measures several views of the same samples: for each, cut-off losses and a reliability table.
+    """Sums that measure several views of the same samples: for each, cut-off losses and a reliability table.
 
     The samples' logits are those of all views side by side, (N, views · K). For each view: NLL and Brier score, divided by
-    the most that they count, how often the label is in the top three, then by confidence bin how many samples there are, how
-    many of them are right, and their summed confidence.
+    their largest values; how often the label is in the top three; and for each confidence bin the number of samples, the
+    number of correct ones, and their summed confidence.
     """
 
     measures: ClassVar[bool] = True
@@ -319,8 +318,8 @@ class Measure(PrivateQuery):
         return [(row[:3] * units, row[3:].reshape(3, self.bins)) for row in rows]
 
 
-# What a server may ask. `Measure` is not among them: a client that measures makes it itself, of its own number of classes.
-# One of fewer classes and more views has as many logits, and would fail at the first label beyond.
+# What a server may ask. `Measure` is not among them: a client makes it itself, for its own number of classes. A server's
+# `Measure` of fewer classes and more views would have as many logits, and fail at the first label of another class.
 PRIVATE_QUERIES: tuple[type[PrivateQuery], ...] = (Scales, ScaleSums, MatrixSums, Gains, Confidences)
 
 
@@ -328,13 +327,13 @@ PRIVATE_QUERIES: tuple[type[PrivateQuery], ...] = (Scales, ScaleSums, MatrixSums
 
 
 def features(z: Array, clip: float) -> Array:
-    """Logits shortened to norm `clip`, in units of clip / FEATURE."""
+    """Logits clipped to norm `clip`, in units of clip / FEATURE."""
     norm, clip = np.linalg.norm(z, axis=1, keepdims=True), max(clip, SHORTEST)
     return np.nan_to_num(np.where(norm <= clip, z / clip, z / np.maximum(norm, 1e-300))) * FEATURE
 
 
 def bounded(t: Array) -> Array:
-    """Parameters from a stranger, cut off."""
+    """Parameters from an untrusted server, cut off."""
     return np.clip(np.nan_to_num(t.astype(float)), -LARGEST, LARGEST)
 
 
@@ -344,7 +343,7 @@ def residual(p: Array, y: Array) -> Array:
 
 
 def triangle(matrix: Array) -> Array:
-    """The upper triangle of a symmetric matrix, as a vector of the matrix's norm."""
+    """The upper triangle of a symmetric matrix, as a vector with the same norm."""
     i, j = np.triu_indices(len(matrix))
     return np.where(i == j, 1.0, math.sqrt(2)) * matrix[i, j]
 

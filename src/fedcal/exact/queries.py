@@ -1,8 +1,8 @@
-"""What exact fits ask of clients: sums over their samples, one class per kind of sum.
+"""Queries of exact fits: sums over clients' samples, one class per kind of sum.
 
-A query's `reply` is the client's half. It is a flat dict of arrays that the server adds up over clients; no reply names a
-sample. Every query carries all that its reply needs, so that a client keeps nothing from one to the next: even its folds
-follow from its samples.
+A query's `reply` is the client part. It returns a flat dict of arrays, which the server adds up over clients. A query
+contains all that its reply needs besides the samples, so that a client keeps nothing from one reply to the next: even its
+folds follow from its samples.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class SumQuery(Query, ABC):
 
     @abstractmethod
     def reply(self, samples: Prepared) -> Params:
-        """Return the client's sums: the client's half of an exact fit."""
+        """Return the client's sums."""
 
 
 @dataclass(frozen=True)
 class Start(SumQuery):
-    """How many samples, of which classes, and how large their logits are; with `folds`, how many are in each fold."""
+    """Number of samples, label counts, size of the logits and their agreement with labels; with `folds`, the folds' sizes."""
 
     folds: bool = False
 
@@ -55,7 +55,7 @@ class Start(SumQuery):
 
 @dataclass(frozen=True)
 class Slope(SumQuery):
-    """First and second derivative of the loss by 1/T."""
+    """First and second derivative of the loss with respect to 1/T."""
 
     b: float  # 1/T
 
@@ -68,7 +68,7 @@ class Slope(SumQuery):
 
 @dataclass(frozen=True)
 class Points:
-    """Maps of one family at which sums are wanted, over the samples outside a fold; and what of the first one's Hessian."""
+    """Maps of one family at which sums over the samples outside a fold are wanted, and which part of the first's Hessian."""
 
     family: str
     fold: int  # or ALL: over all samples
@@ -78,7 +78,7 @@ class Points:
 
 @dataclass(frozen=True)
 class LinearSums(SumQuery):
-    """Loss and gradient of linear maps, and what is asked of their Hessians."""
+    """Loss and gradient of linear maps, and the requested parts of Hessians."""
 
     points: tuple[Points, ...]
 
@@ -121,10 +121,10 @@ class Score(SumQuery):
 
 @dataclass(frozen=True)
 class Histogram(SumQuery):
-    """The fine histogram of how confident a linear map is of a label of each sample, out of fold: (folds, 5, bins)."""
+    """A fine histogram of a linear map's out-of-fold confidence in one label of each sample: (folds, 5, bins)."""
 
     fold_map: FoldMap
-    model_top: bool = False  # of the model's own top label; else of the map's
+    model_top: bool = False  # whether that is the model's top label; else it is the map's
 
     def reply(self, samples: Prepared) -> Params:
         part = samples.part()
@@ -166,7 +166,7 @@ class CountsLikelihood(SumQuery):
 
 @dataclass(frozen=True)
 class ShiftEvidence(SumQuery):
-    """Log-likelihood of each client's labels, shifted to its label distribution, for what strengths may be common."""
+    """Log-likelihood of each client's labels after its prior shift, for each distribution of strengths (prior_shift.py)."""
 
     fold_map: FoldMap
     confidence_map: Params

@@ -22,7 +22,7 @@ from fedcal.exact.linear import unpack_hessian, unpack_symmetric
 Sums = dict[str, Array]
 Program = Generator[Query, Sums, Any]  # yields queries, is sent the sums of the replies, returns the result
 Inverse = Callable[[Array], Array]  # a gradient ↦ the inverse Hessian times it
-SMALLEST = 1e-15  # share of a step: where even less would be needed, there is none
+SMALLEST = 1e-15  # least share of a step that is tried
 MEMORY = 30  # steps that L-BFGS remembers
 
 
@@ -31,8 +31,8 @@ class Prior:
     """A ridge on all of a map but its scale, and a Gamma prior of mode m, worth one sample, on its scale.
 
     A map is t = b · identity + the rest, with the rest orthogonal to the identity. The ridge is ½ Σ precision · rest²: maps
-    are shrunk towards the closest multiple of the identity, which is a temperature's. The Gamma part, b/m − 1 − log b/m, is
-    convex and bounds what separable or single samples leave open.
+    are shrunk towards the closest multiple of the identity, which is a temperature. The Gamma part, b/m − 1 − log b/m, is
+    convex, and keeps b finite if samples are separable or very few.
     """
 
     identity: Array
@@ -48,7 +48,7 @@ class Prior:
         return float(self.towards @ t)
 
     def reach(self, t: Array, move: Array) -> float:
-        """The share of a step that may be taken: a scale stays above 0, and shrinks to a tenth at once at most."""
+        """The share of a step that may be taken: the scale stays positive, and shrinks to a tenth at most."""
         b, change = self.scale(t), self.scale(move)
         return min(1.0, -0.9 * b / change) if change < 0 else 1.0
 
@@ -74,7 +74,7 @@ class Prior:
 
 
 def inverse_of(family: str, sums: Sums, prior: Prior, t: Array, share: float = 1.0) -> Inverse:
-    """The inverse of that share of a summed Hessian (of as much as is known of it), plus the prior's at t."""
+    """The inverse of `share` times the summed Hessian, or its known part, plus the prior's Hessian at t."""
     if "hess" in sums:
         hessian = share * unpack_hessian(family, sums["hess"]) + np.diag(prior.precision)
         return _of_full(hessian + prior.along_scale(t) * np.outer(prior.towards, prior.towards))
@@ -84,13 +84,13 @@ def inverse_of(family: str, sums: Sums, prior: Prior, t: Array, share: float = 1
         solve = _by_class({name: share * sums[name] for name in ("diag", "cross") if name in sums}, prior.precision)
     kappa, through = prior.along_scale(t), solve(prior.towards)
     bend = 1 + kappa * prior.scale(through)  # Sherman and Morrison
-    if not bend > 1e-3:  # the data alone hold the scale: what is known of them is too rough to say how
+    if not bend > 1e-3:  # the correction would not be positive definite: leave it out
         return solve
     return lambda gradient: (q := solve(gradient)) - kappa / bend * prior.scale(q) * through
 
 
 def _of_full(hessian: Array) -> Inverse:
-    """Scaled to a unit diagonal first; flat directions (a class that nobody has) are left alone."""
+    """Solve with a full Hessian, scaled to a unit diagonal; flat directions (a class without samples) are left alone."""
     scale = np.sqrt(np.maximum(hessian.diagonal(), 1e-300))
     scaled = hessian / scale / scale[:, None] + 1e-13 * np.eye(len(scale))
 
@@ -104,7 +104,7 @@ def _of_full(hessian: Array) -> Inverse:
 
 
 def _of_blocks(blocks: Array, precision: Array) -> Inverse:
-    """Each class of a matrix by itself."""
+    """Solve for each class of a matrix by itself."""
     k = len(blocks)
     whole = blocks + precision.reshape(k, k + 1, 1) * np.eye(k + 1)
     scale = np.sqrt(np.maximum(whole.diagonal(axis1=1, axis2=2), 1e-300))
@@ -114,7 +114,7 @@ def _of_blocks(blocks: Array, precision: Array) -> Inverse:
 
 
 def _by_class(sums: Sums, precision: Array) -> Inverse:
-    """The diagonal, or (vector) each class's scale with its shift."""
+    """Solve with the diagonal, or for a vector with each class's scale and shift together."""
     diagonal = np.maximum(sums["diag"] + precision, 1e-300)
     if "cross" not in sums:
         return lambda gradient: gradient / diagonal
@@ -137,19 +137,20 @@ def _by_class(sums: Sums, precision: Array) -> Inverse:
 class Descent:
     """A search for the map with the least summed loss plus prior: `receive` sums at `t` until it is `done`.
 
-    Steps are shortened until the loss falls. It ends when a step would gain less than `tol` nats; that is still taken.
+    Steps are shortened until the loss falls. The search ends when a step would gain less than `tol` nats; that step is still
+    taken.
     """
 
     t: Array
     prior: Prior
     tol: float
-    rounds: int  # at most; then the step that is due is taken unseen if `trusting`, else the best point seen is the fit
+    rounds: int  # at most; after them `trusting` takes the next step unchecked, else the best point so far is the fit
     trusting: bool = False
     inverse: Inverse | None = None  # the curvature to build on, where the group has none
     done: bool = False
     arrived: bool = False
     stopped: str = ""  # why it has not arrived, if it has not
-    pairs: list[tuple[Array, Array]] = field(default_factory=list)  # steps, and what they turned the loss's gradient by
+    pairs: list[tuple[Array, Array]] = field(default_factory=list)  # steps, and the changes of the loss's gradient
     _best: Array | None = None
     _gradient: Array | None = None  # of the loss alone, there
     _loss: float = math.inf
@@ -170,8 +171,8 @@ class Descent:
         Args:
             loss: the summed loss.
             gradient: its gradient.
-            inverse: of the Hessian, roughly.
-            exact: whether it is that of the Hessian at `t` itself.
+            inverse: of the Hessian, or an approximation.
+            exact: whether it is the inverse of the Hessian at `t`.
         """
         self.rounds -= 1
         value, slope = self.prior(self.t)
@@ -207,14 +208,14 @@ class Descent:
             self.t = self._best
 
     def go_on(self, tol: float, rounds: int) -> None:
-        """Search on, to a smaller tolerance; the step that is due, if there is one, comes first."""
+        """Continue the search with a smaller tolerance; a step that was not taken yet comes first."""
         self.tol, self.rounds, self.trusting = tol, rounds, True
         if not self.arrived and self._best is not None and self._move is not None:
             self.t = self._best + self._scale * self._move
         self.done, self.arrived, self.stopped = False, False, ""
 
     def corrected(self, inverse: Inverse, share: float = 1.0) -> Inverse:
-        """The inverse Hessian's estimate, given what the steps have shown (Nocedal & Wright, Algorithm 7.4)."""
+        """The inverse Hessian corrected by the steps so far: L-BFGS (Nocedal & Wright, Algorithm 7.4)."""
         pairs = []
         for moved, turned in self.pairs:
             whole = share * turned + self.prior.turned(self.t, moved)
@@ -235,15 +236,14 @@ class Descent:
 
 
 def _shorter(promised: float, rise: float) -> float:
-    """By how much to shorten a step that rose where it should have fallen: to the lowest point of the parabola through
-    what is known, within reason."""
+    """The factor by which to shorten a step after which the loss rose: to the minimum of a parabola, within limits."""
     if not math.isfinite(rise):
         return 1e-3
     return min(max(promised / (2 * max(rise + promised, 1e-300)), 1e-3), 0.5)
 
 
 def warn_if_stopped(descent: Descent) -> None:
-    """Whoever fits one map should know where the search has not arrived."""
+    """Warn the user if a fit stopped before its optimum."""
     if descent.stopped:
         warnings.warn(
             f"a fit of {descent.t.size} parameters stopped short of its optimum ({descent.stopped}): are some of the "

@@ -16,40 +16,40 @@ from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.queries import Points, SumQuery
 from fedcal.exact.solve import Descent, Prior, Sums, warn_if_stopped
 
-NEWTON_MAX = 110  # parameters up to which a Hessian travels in every round
-MATRIX_NEWTON_MAX = 20  # the same of a matrix, in classes
+NEWTON_MAX = 110  # parameters up to which a Hessian is sent in every round
+MATRIX_NEWTON_MAX = 20  # the same for a matrix, in classes
 BLOCKS_MAX = 128  # classes up to which a matrix's Hessian blocks, about K³ / 2 numbers, are worth sending once
-# Nats of the whole summed loss that a fit's last step may still gain. Newton squares what is left.
+# Nats of the whole summed loss that the last step may still gain. Newton's method squares the remaining error.
 FITTING = 1e-8
-ROUNDS, SLOW_ROUNDS = 60, 240  # of one fit at most, with whole Hessians and without
-DIAGONAL = 30.0  # precision of a matrix's diagonal at most; vectors choose 10 to 100
-PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin at the identity
+ROUNDS, SLOW_ROUNDS = 60, 240  # most rounds of a single fit, with whole Hessians and without
+DIAGONAL = 30.0  # largest precision of a matrix's diagonal; vectors choose 10 to 100
+PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin that shrink it to the identity
 OCTAVES = 2.0 ** np.arange(-3, 4)  # scales around a first guess
-GRIDS = 3  # of such scales at most
+GRIDS = 3  # most grids of such scales
 
 
 @dataclass
 class Clients:
-    """What the server knows of the clients together."""
+    """What the server knows about all clients together."""
 
     k: int
     n: float
     labels: Array  # (K,) how many samples of each class
-    mode: float  # of 1/T: 1, or more where the logits are microscopic, and less where they are huge
+    mode: float  # of the prior of 1/T: 1, or more if the logits are tiny, or less if they are huge
     begin: float  # a guess of 1/T
     folds_filled: bool
 
 
 def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
-    """The first two queries: how much there is, whether every fold has some of it, and about which scale it needs."""
+    """The first queries: number of samples, whether every fold has some, and about which scale the logits need."""
     sums = yield queries.Start(folds=folded)
     n, squares, agreement = (float(sums[name]) for name in ("n", "squares", "agreement"))
     rms = (max(squares, 0.0) / max(n * k, 1)) ** 0.5  # noise for privacy may leave it negative
     mode = begin = 1.0
-    if rms > 1e-150:  # of less, the squares of some have vanished: nothing is known
+    if rms > 1e-150:  # below, some squares have underflowed: nothing is known
         mode = 1 / rms if rms < 1 else min(1.0, 100 / rms)
-        # If logits were Gaussian, the true label's would lie b times their variance above the others' mean. Where labels
-        # and logits do not agree, b is small: from a large one, where every softmax is 0 or 1, no step could tell.
+        # If logits were Gaussian, that of the true label would be b times their variance above the mean of the others. If
+        # labels and logits do not agree, b starts small: at a large b every softmax is 0 or 1, and steps learn nothing.
         guess = k * agreement / squares
         begin = guess if guess * rms > 1e-2 else 0.1 / rms
     clients = Clients(k, n, sums["labels"], mode, begin, folded and bool((sums["folds"] > 0).all()))
@@ -58,7 +58,7 @@ def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
 
 
 def _near_best_scale(clients: Clients) -> Generator[SumQuery, Sums, float]:
-    """1/T to about a per cent, mostly in one round: loss and slope on a grid, a cubic where the slope changes sign."""
+    """1/T to about one per cent, usually in one round: loss and slope on a grid, a cubic where the slope changes sign."""
     prior, begin = prior_of("temperature", 0.0, clients), clients.begin
     for _ in range(GRIDS):
         grid = begin * OCTAVES
@@ -86,12 +86,11 @@ def _lowest(value: float, value_at_1: float, slope: float, slope_at_1: float) ->
 
 
 def prior_of(family: str, ridge: float, clients: Clients) -> Prior:
-    """What a family's fit is shrunk towards: the closest temperature's map, with no intercepts.
+    """The prior of a family: it shrinks a map towards the closest temperature without intercepts.
 
-    The ridge counts in natural logit units, so that it has nothing to do with the net's scale: a deviation of a scale is
-    measured in units of b. What a smaller family has too is shrunk by the ridge up to what serves that family: intercepts
-    by at most 1, a matrix's diagonal by at most DIAGONAL. A ridge that keeps K² entries in check would else hold K scales
-    back, and with them the calibration of whole classes.
+    Deviations of scales are measured in units of b, so that the ridge does not depend on the net's scale. Parameters that a
+    smaller family has too get a limited precision: intercepts of vectors and matrices at most 1, a matrix's diagonal at most
+    DIAGONAL. Otherwise a ridge for K² entries would hold back K class scales, and with them the calibration of whole classes.
     """
     k, none = clients.k, identity(family, clients.k)
     scale, intercept = ridge / clients.begin**2, ridge if family == "bias" else min(ridge, 1.0)
@@ -108,7 +107,7 @@ def prior_of(family: str, ridge: float, clients: Clients) -> Prior:
 
 
 def curvature_of(family: str, k: int) -> Curvature:
-    """What of a family's Hessian is worth sending."""
+    """Which part of a family's Hessian is sent."""
     if family == "matrix":
         return "full" if k <= MATRIX_NEWTON_MAX else "blocks" if k <= BLOCKS_MAX else "diagonal"
     return "full" if n_parameters(family, k) <= NEWTON_MAX else "diagonal"
@@ -117,18 +116,18 @@ def curvature_of(family: str, k: int) -> Curvature:
 def group_of(
     family: str, ridges: tuple[float, ...], clients: Clients, tol: float, rounds: int, begin: Array | None = None
 ) -> Group:
-    """A family's fits at several ridges, all of which start from one map: if none is given, from a temperature's."""
+    """A family's fits at several ridges, which all start from `begin`, or from a temperature if it is not given."""
     begin = clients.begin * identity(family, clients.k) if begin is None else begin
     priors = (prior_of(family, ridge, clients) for ridge in ridges)
     return Group(family, [Descent(begin, prior, tol, rounds) for prior in priors], curvature_of(family, clients.k))
 
 
 def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuery, Sums, Array]:
-    """One family at one ridge, on all samples; one with too large a Hessian to send starts from the bias fit."""
+    """Fit one family at one ridge, on all samples. If its Hessian is too large to send, it starts from the bias fit."""
     curvature, begin = curvature_of(family, clients.k), None
     if curvature != "full" and family != "bias":
         begin = widen((yield from fit_linear("bias", ridge, clients)), family)
-    # Newton's last step squares what is left; the others have no such step.
+    # Newton's last step squares the remaining error; the others have no such step.
     tol = {"full": FITTING, "blocks": 1e-4}.get(curvature, 1e-14)
     group = group_of(family, (ridge,), clients, tol, ROUNDS if curvature == "full" else SLOW_ROUNDS, begin)
     yield from lockstep([group])
@@ -140,10 +139,10 @@ def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuer
 
 
 def choose_map(histograms: Array, clients: Clients) -> Params:
-    """The mean of a beta map and of the best-shrunk histogram map, or none: kept if out of fold it is better.
+    """The mean of a beta map and the best histogram map, if it is better than no map out of fold; else nothing.
 
-    In logits, the parametric map's bias and the histogram's noise average out: held out, the mean beat either alone, and
-    choosing between them.
+    In log-odds, the bias of the beta map and the noise of the histogram average out. On held-out data their mean was better
+    than either alone, and than a choice between them.
 
     Args:
         histograms: of out-of-fold confidences, by fold (`maps.fine_histogram`).
@@ -153,7 +152,7 @@ def choose_map(histograms: Array, clients: Clients) -> Params:
     betas = [maps.fit_beta(whole - one) for one in histograms]
 
     def loss_of(pseudo: float, with_beta: bool) -> tuple[float, float]:
-        """What a map gains out of fold, summed, and the sum of squares of that."""
+        """The summed out-of-fold gain of a map, and the sum of its squares."""
         gain = square = 0.0
         for one, beta in zip(histograms, betas, strict=True):
             found = {"hist": maps.hist_knots(whole - one, pseudo)} | ({"beta": beta} if with_beta else {})
@@ -163,20 +162,20 @@ def choose_map(histograms: Array, clients: Clients) -> Params:
             square += bins.total(by_miss**2, by_hit**2)
         return gain, square
 
-    pseudo = max(PSEUDO, key=lambda p: loss_of(p, False)[0])  # their means with the beta map lie between
+    pseudo = max(PSEUDO, key=lambda p: loss_of(p, False)[0])  # judged without the beta map
     total, square = loss_of(pseudo, True)
     gain = total / clients.n
     error = (max(square / clients.n - gain**2, 0.0) / clients.n) ** 0.5
-    if gain <= (0.0 if clients.n >= 300 else error):  # under 20 samples per bin, chance alone passes "better" too often
+    if gain <= (0.0 if clients.n >= 300 else error):  # with under 20 samples per bin, chance looks better too often
         return {}
     return {"beta": maps.fit_beta(whole), "hist": maps.hist_knots(whole, pseudo)}
 
 
 def fit_prior_shift(fold_map: FoldMap, confidence_map: Params, labels: Array) -> Generator[SumQuery, Sums, Params]:
-    """What clients need for their prior shift (prior_shift.py): P, α, and the weights of the strengths.
+    """The parameters of prior shift (prior_shift.py): P, α, and the weights of the strengths.
 
     Args:
-        fold_map: by which a client gets its out-of-fold logits, with `confidence_map` after it.
+        fold_map: gives a client its out-of-fold logits, together with `confidence_map`.
         confidence_map: beta and hist, or nothing.
         labels: (K,) how many samples of each class the federation has.
     """

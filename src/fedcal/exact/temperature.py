@@ -12,7 +12,7 @@ import numpy as np
 from fedcal.base.arrays import Array, Params
 from fedcal.base.logits import BLOCK, keep_order
 
-# No real model needs a temperature beyond these: a fit that ends there had no optimum.
+# No real model needs a temperature outside these: a fit that ends there has no optimum.
 T_MIN, T_MAX = 0.05, 20.0
 KEPT = 1 << 18  # logits of a client that are kept in the form that sums need; more are converted again each time
 
@@ -35,7 +35,7 @@ class TemperatureFit:
 def fit_temperature(logits: Array, labels: Array) -> TemperatureFit:
     """argmin_T NLL(θ / T) in float64, by `temperature_search`.
 
-    On large sets a spaced subset is fitted first: the full data then needs two or three passes.
+    On large sets a subset is fitted first; the full data then need two or three passes.
     """
     if not len(labels):
         return TemperatureFit(1.0, converged=False, at_bound=True, steps=0)
@@ -55,7 +55,7 @@ def fit_temperature(logits: Array, labels: Array) -> TemperatureFit:
 def temperature_search(start: float = 1.0) -> Generator[float, tuple[float, float], TemperatureFit]:
     """Newton on b = 1/T, in which the NLL is convex, inside a shrinking bracket.
 
-    Yields b, is sent the NLL's first two derivatives there: of one data set, or summed over a federation.
+    Yields b, and is sent the first two derivatives of the NLL there: of one data set, or summed over a federation.
     """
     low, high, untried, b = 1 / T_MAX, 1 / T_MIN, {1 / T_MAX, 1 / T_MIN}, start
     for step in range(1, 101):
