@@ -120,6 +120,7 @@ def test_a_calibration_sample_does_not_show_in_what_test_samples_measure():
     assert measured(6).any() and np.allclose(measured(6), measured(7), atol=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:privacy")  # whatever the noise makes of the fit
 def test_nodes_with_a_privacy_of_their_own_are_measured_too():
     """Their replies to the request that measures were refused: it was not the server's, but one of their own ε."""
     config, strict = config_of("digits", "fed-ts"), Privacy(40.0, where="local")
