@@ -66,6 +66,12 @@ def test_insecure_is_said_and_then_so(tmp_path, capsys):
         (["--data", "cifar10"], "--data-dir"),
         (["--timeout", "-1"], "timeout"),
         (["--method", "fedcal", "--secure"], "does not only add"),
+        (["--timeout", "nan"], "timeout must be above 0"),
+        (["--limit", "0"], "limit must be above 0"),
+        (["--noise", "local"], "--noise and --delta belong to --epsilon"),
+        (["--delta", "1e-6"], "--noise and --delta belong to --epsilon"),
+        (["--epsilon", "inf"], "epsilon is infinite"),
+        (["--epsilon", "1e-3", "--delta", "1e-300"], "give a larger ε"),
         (["--data", "digits", "--clients", "2", "--secure"], "needs 3 to 63 nodes in a group, not 2"),
     ],
 )

@@ -101,8 +101,8 @@ def test_the_least_number_of_samples_is_no_jump(unit):
     policy, most = Policy(min_count=5), query.bound + privacy.grid(query) * math.sqrt(query.size)
     before = np.zeros(query.size)
     for n in range(13):
-        client = Client("fed-bias", z[:n], np.zeros(n, np.int64), privacy=privacy, policy=policy)
-        values = client.reply(request(query)).content[VALUES]
+        client = Client("fed-bias", z[:n], np.zeros(n, np.int64), policy=policy)
+        values = client.reply(request(query, privacy)).content[VALUES]
         assert float(np.linalg.norm(values - before)) <= most and bool(values.any()) == (n >= 5)
         before = values
     assert float(values[0]) == pytest.approx(8 if unit == "sample" else 1, abs=0.01)
@@ -260,6 +260,36 @@ def test_a_client_does_not_take_central_privacy_for_its_own():
     ):
         with pytest.raises(FedCalError, match="a client none"):
             make()
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        (Privacy(math.inf, where="local"), "adds no noise"),
+        (Privacy(1.0, where="distributed"), "needs nodes=…"),
+    ],
+)
+def test_a_client_does_not_take_a_simulations_privacy_for_its_own(privacy, words):
+    """It would add no noise, or refuse every request."""
+    for make in (lambda: Client("fed-bias", *samples(), privacy=privacy), lambda: Policy(privacy=privacy)):
+        with pytest.raises(FedCalError, match=words):
+            make()
+
+
+@pytest.mark.parametrize("other", [None, Privacy(1.0), Privacy(50.0, unit="client"), Privacy(50.0, 1e-6)])
+def test_a_fit_does_not_go_on_under_another_privacy(other):
+    """Sums with the noise of ε = 50 would be reported as those of ε = 1."""
+    server = Server("fed-bias", K, privacy=Privacy(50.0))
+    asked = server.request
+    assert asked is not None
+    server.receive({"a": Client("fed-bias", *samples()).reply(asked)})
+    state = server.state_dict()
+    with pytest.raises(FedCalError, match="the state is of a fit with Privacy"):
+        Server("fed-bias", K, privacy=other).load_state_dict(state)
+    again = Server("fed-bias", K, privacy=Privacy(50.0))
+    again.load_state_dict(state)
+    assert again.ledger.spent == server.ledger.spent > 0 and again.request and server.request
+    assert again.request.digest == server.request.digest
 
 
 def test_how_many_samples_a_client_has_is_not_told():

@@ -47,7 +47,9 @@ def federate(
         float | None,
         typer.Option(help="Differential privacy of each sample: ε (needs fedcal\\[privacy]).", rich_help_panel=PRIVACY),
     ] = None,
-    delta: Annotated[float, typer.Option(help="Differential privacy: δ.", rich_help_panel=PRIVACY)] = 1e-5,
+    delta: Annotated[
+        float | None, typer.Option(help="Differential privacy: δ. (default: 1e-5)", rich_help_panel=PRIVACY)
+    ] = None,
     noise: Annotated[
         str | None,
         typer.Option(
@@ -94,6 +96,7 @@ def federate(
     TLS certificates and node keys are made for it, unless --insecure. --dry-run prints the commands, as a template for real
     machines.
     """
+    from fedcal.base.checks import check_value
     from fedcal.base.lock import locked
     from fedcal.cli.progress import Parts
     from fedcal.data import DATASETS
@@ -104,6 +107,9 @@ def federate(
     from fedcal.simulate.config import Config
     from fedcal.simulate.runs import check_folder
 
+    if epsilon is None and (noise is not None or delta is not None):
+        raise FedCalError("--noise and --delta belong to --epsilon, without which there is no privacy: give it too")
+    check_value("limit", limit, float, {"above": 0})
     natural = data in DATASETS and DATASETS[data].partition == "natural"
     count = clients if clients is not None or natural else 3
     settings: dict[str, Any] = {"clients": count, "clients_per_round": count, "beta": beta, "model": model}
@@ -118,7 +124,7 @@ def federate(
         # The server sees the total of every group: the nodes that are surely in it must have noise enough.
         honest = min((threshold(len(group)) for group in groups), default=None)
         options["privacy"] = privacy_options(
-            epsilon, delta, noise or ("distributed" if secure else "central"), honest, chosen
+            epsilon, 1e-5 if delta is None else delta, noise or ("distributed" if secure else "central"), honest, chosen
         )
     plan = launch.plan(config, out_dir, options, insecure, policy)
     if dry_run:
@@ -149,6 +155,8 @@ def privacy_options(epsilon: float, delta: float, where: Any, nodes: int | None,
 
     privacy = Privacy(epsilon, delta, where=where, nodes=nodes if where == "distributed" else None)
     privacy.check(method)
+    privacy.check_sent()
+    _ = privacy.mu  # whether there is such noise, and an accountant: before anything is started
     return asdict(privacy)
 
 

@@ -118,6 +118,9 @@ def fit_beta(histogram: Array) -> Array:
         gradient = x.T @ (bins.count * q - bins.hits) + t - mean
         move = beta_step(x.T @ ((bins.count * q * (1 - q))[:, None] * x) + np.eye(3), gradient, t)
         scale, before = 1.0, value(t)
+        before += 1e-12 * abs(
+            before
+        )  # the last step gains less than rounding: whether it is taken must not hang on that
         while scale > 1e-9 and not value(t + scale * move) <= before:
             scale /= 2
         t = t + scale * move

@@ -19,6 +19,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import FedAvg
 
+from fedcal.base.checks import check_value
 from fedcal.base.store import make_folder, read_json, write_bytes, write_json
 from fedcal.data import DATASETS, load
 from fedcal.errors import FedCalError
@@ -66,8 +67,7 @@ def plan(
         Policy.load(policy).check_method(get_method(spec_of_run(config)))
     # Making a strategy checks the options, before anything is started.
     CalibratedStrategy(FedAvg(), spec_of_run(config), n_classes=len(about.classes), **strategy_options(options))
-    if options.get("timeout", 1) <= 0:
-        raise FedCalError(f"timeout must be above 0, not {options['timeout']}")
+    check_value("timeout", options.get("timeout", 1), float, {"above": 0})
     if not about.embedded and not config.data_dir and "FEDCAL_DATA" not in os.environ:
         raise FedCalError(
             f"{config.data}: nodes are separate processes and need to know where its files are: pass --data-dir"
@@ -224,7 +224,7 @@ def progress(folder: Path) -> tuple[str, int]:
         What it does now (`starting`, `training`, `calibration`, `measuring` or `reporting`), and of training and calibration
         how many rounds are done.
     """
-    if (folder / "federation.json").exists():
+    if any((folder / name).exists() for name in ("scalers", "federation.json")):  # what is written first, and last
         return "reporting", 0
     try:
         log = read_json(folder / "checkpoint" / "log.json")
@@ -257,14 +257,14 @@ def federate(
         FedCalError: where the run did not finish.
     """
     clear_away(plan.folder, [plan.temporary, plan.keys])  # first of all: another one may be running there
-    if resume and (plan.folder / "report.html").exists():  # it is written last: nothing is left to do
+    done = plan.folder / "federation.json"  # it is written last
+    if resume and done.exists():
         return
     if not resume:
         clear(plan.folder)
     prepare(plan)
     with federation(plan, keep_keys) as processes:
         code = processes.call("run", plan.run(), timeout, lambda: on_progress(*progress(plan.folder)))
-    done = "federation.json" if plan.options.get("privacy") else "results.json"  # by client: not of a private run
-    if not (plan.folder / done).exists():
+    if not done.exists():
         why = f"it took more than {timeout:.0f} s" if code == -1 else processes.tail("run")
         raise FedCalError(f"the federation did not finish ({why}): see {plan.flower / 'logs'}; continue with --resume")

@@ -69,6 +69,22 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": trained, "metrics": MetricRecord(metrics)}), reply_to=message)
 
 
+class RecordedStrategy(CalibratedStrategy):
+    """A strategy that writes a run folder like the simulator's.
+
+    federation.json is written last, and the checkpoint deleted after it: whoever is killed before that can go on, and who
+    finds the file knows that the run is done.
+    """
+
+    state: Federation
+
+    def save(self, folder: str | Path) -> None:
+        """Write the run folder's files, then the strategy's own."""
+        self.state.model.load_state_dict(self._arrays.to_torch_state_dict())
+        write_run(Path(folder), self.state, self)
+        super().save(folder)
+
+
 def serve(grid: Grid, config: str, options: dict[str, Any], out: str) -> CalibratedStrategy:
     """Run the server: train, calibrate, measure, and write a run folder like the simulator's.
 
@@ -83,14 +99,12 @@ def serve(grid: Grid, config: str, options: dict[str, Any], out: str) -> Calibra
     """
     state, folder = federation(config), Path(out)
     inner = ExactFedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
-    strategy = CalibratedStrategy(
+    strategy = RecordedStrategy(
         inner, spec_of_run(state.config), n_classes=len(state.classes), seed=state.config.seed, n_bins=state.config.n_bins,
         folder=folder, nodes=len(state.clients), **strategy_options(options),
     )  # fmt: skip
-    rounds = state.config.rounds
-    result = strategy.start(grid, ArrayRecord(state.model.state_dict()), rounds, timeout=strategy.timeout)
-    state.model.load_state_dict(result.arrays.to_torch_state_dict())
-    write_run(folder, state, strategy)
+    strategy.state = state
+    strategy.start(grid, ArrayRecord(state.model.state_dict()), state.config.rounds, timeout=strategy.timeout)
     return strategy
 
 
@@ -116,9 +130,9 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
     spec, classes = spec_of(strategy.server.plan.method), len(state.classes)
-    # Results name clients and their label counts: of a private run, the strategy has written what may be shown.
+    strategy.scaler.save(folder / "scalers" / f"{file_name(spec)}.safetensors")
+    # Results name clients and their label counts: of a private run, the strategy itself writes what may be shown.
     if strategy.server.privacy:
-        strategy.scaler.save(folder / "scalers" / f"{file_name(spec)}.safetensors")
         return
     here = [client for client in state.clients if client.name in strategy.report()["measured_by"]]
     if strategy.secure:
@@ -133,6 +147,5 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     write_json(folder / "config.json", settings.to_dict())
     write_bytes(folder / "rounds.jsonl", b"")  # losses stay with the strategy
     write_tensors(folder / "model.safetensors", dict(state.model.state_dict()), about)
-    strategy.scaler.save(folder / "scalers" / f"{file_name(spec)}.safetensors")
     write_json(folder / "results.json", results)
     report.write(folder)

@@ -38,6 +38,7 @@ from fedcal.protocol.noise import discrete_gaussian
 STEPS = 14  # bits: the grid's spacing is 2⁻¹⁴ of a summand's bound, rounded to a power of two
 FLOATING = 2.0**-20  # what floating-point sums may add to a sensitivity, relatively
 MOST = 2.0**50  # standard deviation of the noise, in steps of the grid: far from the end of 64 bits
+NO_NODES = "distributed noise needs nodes=…: how many honest nodes take part at least"
 LEAST = 16  # variance of a share of the noise, in steps of the grid: see `noise_of_one`
 
 
@@ -128,7 +129,7 @@ class Privacy:
             )
 
     def check_own(self) -> None:
-        """Refuse what would add no noise where a client states it for itself.
+        """Refuse what would add no noise, or could add none, where a client states it for itself.
 
         Raises:
             FedCalError: which says what to give.
@@ -138,6 +139,18 @@ class Privacy:
                 "by central privacy the server adds the noise, and a client none: give the client where='local', or "
                 "'distributed'"
             )
+        self.check_sent()
+
+    def check_sent(self) -> None:
+        """Refuse what serves a simulation only, where messages really travel.
+
+        Raises:
+            FedCalError: which says what to give.
+        """
+        if math.isinf(self.epsilon):
+            raise FedCalError("epsilon is infinite, which adds no noise: give a number, or leave privacy out")
+        if self.where == "distributed" and self.nodes is None:
+            raise FedCalError(NO_NODES)
 
     @property
     def shares(self) -> int:
@@ -196,7 +209,7 @@ class Privacy:
         if self.where == "local":
             return self.variance(query)
         if self.nodes is None:
-            raise FedCalError("distributed noise needs nodes=…: how many honest nodes take part at least")
+            raise FedCalError(NO_NODES)
         return max(-(-self.variance(query) // self.nodes), LEAST if self.mu < math.inf else 0)
 
     def at_client(self, query: PrivateQuery, sums: Params, clients: int = 1) -> Params:

@@ -34,7 +34,7 @@ from fedcal.protocol.messages import MOST_CLASSES, Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 from fedcal.protocol.valid import check_alike, check_params, check_server_state
-from fedcal.protocol.wire import plan_to_json
+from fedcal.protocol.wire import plan_to_json, privacy_from_json, privacy_to_json
 
 RESTARTS = 3  # of an exact fit whose clients fall away: as often it begins again with those that are left
 
@@ -255,7 +255,7 @@ class Server:
         features = {name: [of.trained, of.features] for name, of in self.known.items() if of.features is not None}
         about = {
             **plan_to_json(self.plan), "rounds": self.rounds, "fit": fit, "ledger": self.ledger.to_dict(), "known": known,
-            "private": self.private, **({"features": features} if features else {}),
+            "private": self.private, **({"features": features} if features else {}), **privacy_to_json(self.privacy),
         }  # fmt: skip
         return {"tensors": tensors, "about": about}
 
@@ -277,6 +277,9 @@ class Server:
                 raise FedCalError(
                     f"the state is of another federation: its {key} is {about.get(key)!r}, not {mine[key]!r}"
                 )
+        # Its sums have the noise of the privacy that it began with: under another one, what is reported would be false.
+        if (began := privacy_from_json(about)) != self.privacy:
+            raise FedCalError(f"the state is of a fit with {began or 'no privacy'}, not {self.privacy or 'no privacy'}")
         try:
             self.plan = replace(self.plan, federation=str(about["federation"]))
             self._begin()

@@ -1,5 +1,7 @@
 """Differential privacy of additive methods."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'f
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 
 import fedcal
 from fedcal import FedCalError, FedCalWarning
@@ -20,7 +23,7 @@ from fedcal.methods import get_method
 from fedcal.protocol import Server
 from fedcal.protocol.policy import PRIVATE_ROUNDS
 from fedcal.protocol.wire import unpack_reply
-from fedcal.transport.flower import LocalGrid, Privacy, calibration_mod
+from fedcal.transport.flower import CalibratedStrategy, LocalGrid, Privacy, calibration_mod
 from fedcal.transport.flower.records import data_of, pack_scaler, record_of
 
 K = 10
@@ -115,6 +118,29 @@ def test_a_calibration_sample_does_not_show_in_what_test_samples_measure():
         return unpack_reply(data_of(reply.content["fedcal.reply"]))[1].content["values"]
 
     assert measured(6).any() and np.allclose(measured(6), measured(7), atol=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:privacy")  # whatever the noise makes of the fit
+def test_nodes_with_a_privacy_of_their_own_are_measured_too():
+    """Their replies to the request that measures were refused: it was not the server's, but one of their own ε."""
+    config, strict = config_of("digits", "fed-ts"), Privacy(40.0, where="local")
+    strategy, _ = flower(config, grid_of(config, nodes_with(strict)), privacy=Privacy(300.0, where="local"))
+    report = strategy.report()
+    assert report["faults"] == [] and len(report["measured_by"]) == 3
+    assert {told["of_epsilon"] for told in report["node_privacy"].values()} == {40.0}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        (Privacy(math.inf), "epsilon is infinite"),
+        (Privacy(4.0, measure=0.0), "measure=0 leaves no budget"),
+        (Privacy(4.0, where="distributed"), "needs nodes=…"),
+    ],
+)
+def test_what_could_not_be_sent_or_measured_is_refused_at_once(privacy, words):
+    with pytest.raises(FedCalError, match=words):
+        CalibratedStrategy(FedAvg(), "fed-ts", n_classes=K, privacy=privacy, secure=True)
 
 
 def test_a_private_node_refuses_a_server_without_privacy():

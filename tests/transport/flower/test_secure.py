@@ -349,6 +349,26 @@ def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path):
     assert secure.report()["faults"] == []
 
 
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_run_goes_on_with_secure_aggregation_as_it_began(tmp_path, secure):
+    """Without it, nodes would send openly what they have masked before; with it, masked what they have sent openly."""
+    inner, count = node_app(), {"n": 0}
+
+    def app(message, context):
+        count["n"] += 1
+        if count["n"] == 30:
+            raise KeyboardInterrupt
+        return inner(message, context)
+
+    grid = grid_of(4, app)
+    with pytest.raises(KeyboardInterrupt):
+        fit(grid, "fedcal-plus", secure=secure, folder=tmp_path)
+    sent = count["n"]
+    with pytest.raises(FedCalError, match=f"the run began {'with' if secure else 'without'} secure aggregation"):
+        fit(grid, "fedcal-plus", secure=not secure, folder=tmp_path)
+    assert count["n"] == sent
+
+
 # --- what leaves a node -----------------------------------------------------------------------------------------------------
 
 

@@ -33,15 +33,16 @@ LOG = Record(
     {"rounds": ListOf(ENTRY), "faults": ListOf(FAULT), "names": MapOf(Text(any=True))}, optional={"measuring": Truth()}
 )
 TRAINING = Record(
-    {"schema": Exactly((SCHEMA,)), "training": COUNT, "inner": MapOf(Anything()), "server": MapOf(Anything())}
+    {"schema": Exactly((SCHEMA,)), "training": COUNT, "inner": MapOf(Anything()), "server": MapOf(Anything())},
+    optional={"secure": Truth()},
 )
 
 
 class Checkpoint:
-    """A folder, and the strategy whose state it holds."""
+    """A folder, and the strategy whose state it holds; `secure`: whether replies are aggregated securely."""
 
-    def __init__(self, folder: Path, inner: Strategy) -> None:
-        self.folder, self.inner = folder, inner
+    def __init__(self, folder: Path, inner: Strategy, secure: bool = False) -> None:
+        self.folder, self.inner, self.secure = folder, inner, secure
         self._at_first = numbers_of(inner)
         self._journal = Journal(folder)
 
@@ -50,7 +51,7 @@ class Checkpoint:
         arrays, told = state_of(self.inner, self._at_first)
         state = server.state_dict()
         tensors = nest("model", from_record(model)) | nest("server", state["tensors"]) | nest("inner", arrays)
-        about = {"schema": SCHEMA, "training": done, "inner": told, "server": state["about"]}
+        about = {"schema": SCHEMA, "training": done, "inner": told, "server": state["about"], "secure": self.secure}
         self._save_log(nodes)
         write_tensors(self.folder / "training.safetensors", tensors, about, private=True)
 
@@ -78,7 +79,7 @@ class Checkpoint:
             How many training rounds are done, and their model.
 
         Raises:
-            FedCalError: where the folder is damaged, or of another method, strategy or model.
+            FedCalError: where the folder is damaged, or of another method, privacy, strategy or model.
         """
         path = self.folder / "training.safetensors"
         if not path.exists():  # nodes keep to the federation that asks first: its name must outlive a kill in any round
@@ -89,6 +90,8 @@ class Checkpoint:
             raise FedCalError(f"{self.folder} is of another version of fedcal: delete it, or use another folder")
         try:
             check(about, TRAINING, path.name)
+            if about.get("secure", False) != self.secure:  # nodes would send openly what they have masked before
+                raise FedCalError(f"the run began {'with' if about.get('secure') else 'without'} secure aggregation")
             check_finite(unnest("model", tensors))
             server.load_state_dict({"tensors": unnest("server", tensors), "about": about["server"]})
             written = read_json(self.folder / "log.json")

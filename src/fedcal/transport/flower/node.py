@@ -184,20 +184,23 @@ class Node:
         personal = client.personalize(scaler)
         self._keep(client, personal)
         logits, labels = self.kept["test_logits"], self.kept["test_labels"]
-        privacy = self.policy.privacy or asked
-        if not privacy and len(labels) < self.policy.min_count:  # it says that it has no samples
+        private = self.policy.privacy or asked
+        if not private and len(labels) < self.policy.min_count:  # it says that it has no samples
             logits, labels = logits[:0], labels[:0]
         applied = plan.method.logits(logits), plan.method.apply(scaler.params, logits)
-        if privacy:
-            return self._measure_privately(plan, (np.concatenate(applied, 1), labels), privacy, personal)
+        if private:
+            return self._measure_privately(plan, (np.concatenate(applied, 1), labels), asked, personal)
         applied += (plan.method.apply_personal(scaler.params, personal, logits),)
         return Measured.of(self.name, dict(zip(VIEWS, applied, strict=True)), labels, int(self.about["bins"]))
 
-    def _measure_privately(self, plan: Plan, views: Samples, privacy: Privacy, personal: Params) -> Reply:
-        """Measure within the privacy budget, once: the request is the same whatever the scaler is."""
+    def _measure_privately(self, plan: Plan, views: Samples, asked: Privacy | None, personal: Params) -> Reply:
+        """Measure within the privacy budget, once: the request is the same whatever the scaler is.
+
+        It is the server's, with the privacy that was asked for; a node with a privacy of its own keeps to that.
+        """
         query = Measure(plan.n_classes, 1.0, len(PRIVATE_VIEWS), int(self.about["bins"]))
         client = self._client(plan, views)
-        reply = client.reply(Request(plan.federation, MEASURED, query, privacy), check=False)  # it is this node's own
+        reply = client.reply(Request(plan.federation, MEASURED, query, asked), check=False)  # it is this node's own
         self._keep(client, personal)
         return reply
 

@@ -96,13 +96,17 @@ class CalibratedStrategy(Strategy):
             )
         if privacy and privacy.where == "distributed" and not secure:
             raise FedCalError("distributed noise hides a node only within a total: give secure=True too (--secure)")
+        if privacy:
+            privacy.check_sent()
+            if privacy.measure == 0:
+                raise FedCalError("privacy: measure=0 leaves no budget for the round that measures: give more than 0")
         labels = () if classes is None else name_columns(check_classes(classes, n_classes))
         self._new_server = partial(Server, chosen, n_classes, seed, classes=labels, privacy=privacy, robust=robust)
         self.inner, self.server, self.nodes = inner, self._new_server(), Nodes()
         self.rounds, self.secure = Rounds(self.nodes), SecureRounds(self.nodes) if secure else None
         self.timeout, self.wanted, self.patience, self.n_bins = timeout, nodes, patience, n_bins
         self.folder = Path(folder) if folder else None
-        self.checkpoint = Checkpoint(self.folder / "checkpoint", inner) if self.folder else None
+        self.checkpoint = Checkpoint(self.folder / "checkpoint", inner, secure) if self.folder else None
         self.measured, self.thresholds = Measured({}), thresholds
         if thresholds is not None:
             from fedcal.assess.sums import all_thresholds
@@ -164,7 +168,7 @@ class CalibratedStrategy(Strategy):
             view = PatientGrid(grid, self.nodes.present, math.inf)
             left = num_rounds - self._before
             result = super().start(view, arrays, left, timeout, train_config, evaluate_config, evaluate)
-            arrays = result.arrays = result.arrays or arrays
+            arrays = self._arrays = result.arrays = result.arrays or arrays
         nodes, limit = wait_for_nodes(grid, 1, self.patience), min(timeout, self.timeout)
 
         def after_round() -> None:
