@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import fedcal
-from fedcal import FedCalError
+from fedcal import FedCalError, FedCalWarning
 from fedcal.base import arrays
 from fedcal.cli.main import main
 from fedcal.data.logit_files import read_site
@@ -139,6 +140,30 @@ def test_sorted_labels_are_shown_as_columns(place: Path, capsys: pytest.CaptureF
     assert taken in command(capsys, "evaluate x.npz")
     assert "Columns:" not in command(capsys, "evaluate x.npz --scaler sorted/scaler.safetensors")
     assert "Columns:" not in command(capsys, "evaluate x.npz --classes cat,owl,dog")
+
+
+def test_a_single_score_of_the_first_of_two_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """P(default) with the labels default and repaid: sorted, it would be taken for P(repaid)."""
+    p = np.random.default_rng(0).uniform(size=500)
+    labels = np.where(np.random.default_rng(1).uniform(size=500) < p, "default", "repaid")
+    np.savez("x.npz", probs=p, labels=labels)
+    for text in ("calibrate x.npz --out cal", "evaluate x.npz"):
+        with pytest.warns(FedCalWarning, match="--classes repaid,default"):
+            shown = command(capsys, text)
+        assert "Columns: default, repaid (labels, sorted; a single score is that of repaid; if" in shown
+    assert "no sign of miscalibration" in command(capsys, "evaluate x.npz --classes repaid,default")
+    command(capsys, "server start srv --classes 2 --sites x")
+    with pytest.warns(FedCalWarning, match="scores are lower where the label is 'repaid'"):
+        command(capsys, "client reply srv/request-0001.safetensors x.npz")
+
+
+def test_a_warning_is_one_line(place: Path) -> None:
+    p = np.random.default_rng(0).uniform(size=500)
+    np.savez("x.npz", probs=p, labels=np.where(p < 0.5, "repaid", "default"))
+    words = [sys.executable, "-m", "fedcal", "evaluate", "x.npz"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("warning: scores are lower where the label is 'repaid'")
+    assert done.stderr.count("\n") == 1
 
 
 def test_sets_from_files_to_files(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,7 +215,9 @@ def print_sorted_classes(classes: Sequence[Any] | np.ndarray | None) -> None:
     """Say which class each column was taken for, where that follows from the sorted labels alone: it may be wrong."""
     if classes is not None:
         names = ", ".join(str(name) for name in classes[:SHOWN]) + ("" if len(classes) <= SHOWN else ", …")
-        out.print(f"Columns: {safe(names)} (labels, sorted; if the order is another, pass --classes)", soft_wrap=True)
+        single = f"; a single score is that of {classes[1]}" if len(classes) == 2 else ""
+        line = f"Columns: {names} (labels, sorted{single}; if the order is another, pass --classes)"
+        out.print(safe(line), soft_wrap=True)
 
 
 def print_table(rows: list[list[str]]) -> None:
