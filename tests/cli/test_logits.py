@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -155,6 +158,28 @@ def test_a_single_score_of_the_first_of_two_words(place: Path, capsys: pytest.Ca
     command(capsys, "server start srv --classes 2 --sites x")
     with pytest.warns(FedCalWarning, match="scores are lower where the label is 'repaid'"):
         command(capsys, "client reply srv/request-0001.safetensors x.npz")
+
+
+def test_the_page_says_what_it_measures_and_its_commands_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for name, share in (("north", 0.2), ("south sea", 0.6)):
+        y = rng.uniform(size=200) < share
+        np.savez(f"{name}.npz", logits=3 * (2 * y - 1 + rng.normal(size=200)), labels=np.where(y, "ill", "well"))
+    with pytest.raises(SystemExit):
+        main(["calibrate", "north.npz", "south sea.npz", "--classes", "well,ill", "--out", "cal"])
+    said, page = capsys.readouterr().out, html.unescape(Path("cal/report.html").read_text())
+    assert "With each site's personal scaler:\n" in said and "calibrated by their site's personal scaler" in page
+    assert "An event, or case, is a sample of class ill. Results" in page
+    commands = [shlex.split(line) for line in re.findall("fedcal ((?:apply|evaluate) .*?)</", page)]
+    assert [words[0] for words in commands] == ["apply", "evaluate"]
+    shutil.copy("north.npz", "new.npz")
+    for words in commands:
+        given = ["south sea.npz" if word == "FILE..." else word.replace("new.csv", "new.npz") for word in words]
+        with pytest.raises(SystemExit) as ended:
+            main(given)
+        assert ended.value.code == 0, capsys.readouterr().err
+    command(capsys, "calibrate north.npz --method fed-ts --classes well,ill --out ts2")
+    assert "personal scaler," not in Path("ts2/report.html").read_text()  # the method makes none
 
 
 def test_a_warning_is_one_line(place: Path) -> None:

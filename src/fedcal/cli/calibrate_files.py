@@ -115,16 +115,22 @@ def evaluations(fitted: Scaler, held: Sites, classes: Sequence[str]) -> tuple[Ev
     return before, after
 
 
-def next_steps(scaler: str) -> list[tuple[str, str]]:
-    """What to do with a scaler: sentences, each with its command."""
+def next_steps(scaler: str, site: str) -> list[tuple[str, str]]:
+    """What to do with a scaler: sentences, each with its command.
+
+    Args:
+        scaler: its file, as a shell reads it.
+        site: one that took part, likewise.
+    """
     return [
         (
-            "Calibrate new predictions. --own takes each row's site from the column 'site'; --client NAME names it.",
-            f"fedcal apply {scaler} new.csv --own --out calibrated.csv",
+            "Calibrate new predictions of a site. For a file of several sites, with a column `site`, pass --own instead.",
+            f"fedcal apply {scaler} new.csv --client {site} --out calibrated.csv",
         ),
         (
-            "Look again when you have new labelled samples: calibration breaks when the data change.",
-            f"fedcal evaluate new.csv --scaler {scaler} --client --report check.html",
+            "Look again when you have new labelled samples, in files named by their sites or with a column `site`: "
+            "calibration breaks when the data change.",
+            f"fedcal evaluate FILE... --scaler {scaler} --own --report check.html",
         ),
     ]
 

@@ -46,9 +46,7 @@ MinCount = Annotated[
 def evaluate(
     files: Files,
     scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
-    own: Annotated[
-        bool, typer.Option("--client", "--own", help="With --scaler: use each site's personal scaler.")
-    ] = False,
+    own: Annotated[bool, typer.Option("--own", help="With --scaler: use each site's personal scaler.")] = False,
     group: Column = None,
     threshold: Threshold = None,
     json_file: JsonFile = None,
@@ -75,7 +73,7 @@ def evaluate(
     from fedcal.report.words import difference
 
     if own and scaler is None:
-        raise FedCalError("--own (or --client) needs --scaler: it uses the personal scalers in that file")
+        raise FedCalError("--own needs --scaler: it uses the personal scalers in that file")
     thresholds, columns = threshold or [0.5], group or []
     all_thresholds(thresholds)
     check_written(json_file, report, tables, [*files, scaler])
@@ -121,6 +119,7 @@ def evaluate(
     for sentence in in_words(earlier, result):
         out.print(safe(sentence), soft_wrap=True, highlight=False)
     title = counted(len(sites), "site") + (f", calibrated by {scaler}" if scaler else "")
+    title += " (each site's personal scaler)" if own else ""
     write_all(result, earlier, title, json_file, report, tables)
 
 

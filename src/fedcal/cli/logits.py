@@ -102,6 +102,7 @@ def calibrate(
         with fitting(parts, "all samples", expected) as on_round:
             final = calibrate_files.fit(sites, chosen, seed, on_round)
     final.classes, final.probs = name_columns(read.classes), read.probs or None
+    personal = any(final.personal.values())  # else the verdict is on the global scaler
     summary = calibrate_files.summary(final, sites, seed, estimated, sets)
     with locked(out_dir, "fedcal calibrate"):
         final.save(scaler)
@@ -113,7 +114,9 @@ def calibrate(
             write_json(figures, after.to_json() | {"before": before.to_json()})
             title = f"{counted(len(sites), 'site')} after {chosen.name}"
             held_out = " that the scaler was not fitted on (a fifth of each site's)"
-            write_page(page, after, title, before, calibrate_files.next_steps(shlex.quote(str(scaler))), held_out)
+            held_out += ", calibrated by their site's personal scaler," if personal else ""
+            steps = calibrate_files.next_steps(shlex.quote(str(scaler)), shlex.quote(next(iter(sites))))
+            write_page(page, after, title, before, steps, held_out)
     if quiet:
         return
     print_sorted_classes(None if classes else read.classes)
@@ -142,6 +145,8 @@ def calibrate(
     if few := calibrate_files.too_few(final):
         print(few)
     if evaluated:
+        if personal:
+            print("With each site's personal scaler:")
         for sentence in in_words(*evaluated):
             out.print(safe(sentence), soft_wrap=True, highlight=False)
     out.print(f"Scaler: [bold]{safe(scaler)}[/bold]", soft_wrap=True)
