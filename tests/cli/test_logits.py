@@ -23,6 +23,7 @@ from fedcal.base import arrays
 from fedcal.cli.main import main
 from fedcal.data.logit_files import read_site
 from fedcal.protocol import Scaler
+from fedcal.transport.files import start
 
 FILES = ["siteA.npz", "siteB.csv", "siteC.parquet"]
 K = 3
@@ -320,6 +321,7 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "one array": (lambda: (np.save("x.npy", Z), Path("x.npy").rename("x.npz")), CAL, "a single array"),
     "missing file": (lambda: None, CAL, "x.npz: no such file"),
     "missing csv": (lambda: None, CSV, "x.csv: no such file"),
+    "a folder": (lambda: None, "calibrate ts --out new", "ts: this is a folder: name its files, one per site"),
     "ending unknown": (lambda: None, "calibrate x.txt --out new", "one of .npz, .csv, .parquet, not '.txt'"),
     "one name twice": (
         lambda: (npz()(), write_csv("x.csv", {**columns("logit", Z), "label": Y})),
@@ -354,12 +356,23 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
         CAL + " --method fedcal-plus:accuracy=kep",
         "unknown accuracy 'kep': did you mean 'keep'?",
     ),
+    "out a file": (npz(), "calibrate x.npz --out siteB.csv", "--out siteB.csv is a file: choose a folder"),
     "out taken": (npz(), "calibrate x.npz --out ts", "ts/scaler.safetensors exists"),
     "apply other K": (npz(logits=draw(0, k=4)[0]), "apply ts/scaler.safetensors x.npz --out p.npz", "4 classes for a"),
     "apply unknown client": (
         npz(),
         "apply ts/scaler.safetensors x.npz --client sitB --out p.npz",
         "unknown client 'sitB': did you mean 'siteB'?",
+    ),
+    "apply to a new site": (
+        npz(),
+        "apply ts/scaler.safetensors x.npz --client berlin --out p.npz",
+        "or make a personal one for a new client: `Scaler.welcome`, `fedcal client finish`",
+    ),
+    "apply a request": (
+        lambda: start(Path("srv"), "fed-ts", 3, ["x"]),
+        "apply srv/request-0001.safetensors siteA.npz --out p.npz",
+        "srv/request-0001.safetensors is a request or a reply",
     ),
     "apply to other ending": (npz(), "apply ts/scaler.safetensors x.npz --out p.txt", "not '.txt'"),
     "apply no scaler": (npz(), "apply x.npz x.npz --out p.npz", "x.npz is damaged or not a file of fedcal's"),

@@ -79,6 +79,8 @@ def calibrate(
 
     scaler, summed_up = out_dir / "scaler.safetensors", out_dir / "summary.json"
     page, figures = out_dir / "report.html", out_dir / "report.json"
+    if out_dir.exists() and not out_dir.is_dir():
+        raise FedCalError(f"--out {out_dir} is a file: choose a folder to write to")
     if scaler.exists() and not overwrite:
         raise FedCalError(f"{scaler} exists: choose another folder, or pass --overwrite")
     for written in (scaler, summed_up, page, figures):
