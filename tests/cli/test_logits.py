@@ -377,6 +377,11 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "apply to other ending": (npz(), "apply ts/scaler.safetensors x.npz --out p.txt", "not '.txt'"),
     "apply no scaler": (npz(), "apply x.npz x.npz --out p.npz", "x.npz is damaged or not a file of fedcal's"),
     "evaluate without labels": (npz(labels=None), "evaluate x.npz", "x.npz: no labels"),
+    "evaluate own of a stranger": (
+        npz(),
+        "evaluate x.npz --scaler ts/scaler.safetensors --own",
+        "--own: a file's site is its name, or its column `site`: unknown client 'x'",
+    ),
     "evaluate own of nothing": (npz(), "evaluate x.npz --own", "needs --scaler"),
 }
 

@@ -12,7 +12,7 @@ from fedcal.base.limits import MOST_BYTES
 from fedcal.cli.logits import out, print_sorted_classes, print_table
 from fedcal.cli.options import ADVANCED, Classes, Files, Kind, MaxBytes, kind_of, parse_classes
 from fedcal.cli.start import safe
-from fedcal.errors import FedCalError, counted
+from fedcal.errors import FedCalError, counted, error_context
 
 if TYPE_CHECKING:
     from fedcal.assess.evaluation import Evaluation
@@ -87,6 +87,10 @@ def evaluate(
         meant = parse_classes(classes) or known or None
         read = read_sites(files, kind_of(probs), meant, max_bytes, columns, on_file=parts.step)
         sites = read.samples
+        if own and calibration:
+            with error_context("--own: a file's site is its name, or its column `site`"):
+                for name in sites:
+                    calibration.personal_of(name)
         sizes = {name: len(labels) for name, (_, labels) in sites.items()}
         groups = check_groups(read.groups if columns else None, sizes, sites)
         names = name_classes(read.classes)
