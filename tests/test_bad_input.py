@@ -137,6 +137,18 @@ LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
     "method misspelt": (lambda: calibrate(method="fedcla"), "unknown method 'fedcla': did you mean 'fedcal'?"),
     "method far off": (lambda: calibrate(method="zzz"), "choose from uncal"),
     "method no name": (lambda: calibrate(method=["avg-t"]), "method must be a name"),
+    "labels beside the logits": (
+        lambda: fedcal.calibrate(LOGITS, LABELS),  # type: ignore[arg-type]
+        "samples are given first, as {client: (logits, labels)}",
+    ),
+    "evaluate with labels beside": (
+        lambda: fedcal.evaluate(LOGITS, LABELS),  # type: ignore[arg-type]
+        "scaler must be a fedcal.Scaler, not ndarray; sites are {name: (logits, labels)}",
+    ),
+    "classes too many": (
+        lambda: fedcal.calibrate([(LOGITS, LABELS)], classes=["a", "b", "c", "d"]),
+        "3 different labels, as many as there are columns, not ['a', 'b', 'c', 'd']",
+    ),
     "option unknown": (
         lambda: calibrate(method="fedcal", hiden=3),
         "unknown option 'hiden' (did you mean 'hidden'?): its options",

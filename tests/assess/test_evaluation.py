@@ -94,6 +94,12 @@ def test_the_verdict_names_the_site_that_is_off(result):
     assert calm.verdict[0] == "These 800 samples show no sign of miscalibration."
 
 
+def test_many_samples_show_an_error_that_hardly_matters():
+    said = fedcal.evaluate([draw(40_000, 5, a=0.06, b=1)]).verdict
+    assert said[0] == "The model is not calibrated."
+    assert said[-1].startswith("But the error is small: calibration could remove less than 1 % of the Brier score")
+
+
 def test_scores_that_separate_the_classes_are_judged_where_they_can_be():
     y = np.arange(200) % 2
     right = fedcal.evaluate([(9.0 * (2 * y - 1) + np.linspace(-1, 1, 200), y)])

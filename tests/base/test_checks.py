@@ -255,3 +255,14 @@ def test_zero_probabilities_count_the_same_everywhere():
     expected = -(np.log(np.finfo(np.float32).tiny) + np.log(0.6)) / 2
     assert fedcal.nll(p, y) == pytest.approx(expected)
     assert fedcal.calibrate([(p, y)], "uncal", probs=True).apply(p)[0, 1] == pytest.approx(2 * -expected - np.log(0.6))
+
+
+def test_scores_of_the_other_of_two_words():
+    """Words are sorted, so a score of the first of them is taken for the second's: that is said, and only then."""
+    words = np.array(["default", "repaid"])[1 - TRUTH]  # the scores are of "default"
+    with pytest.warns(FedCalWarning, match=r"pass classes=\['repaid', 'default'\]"):
+        fedcal.calibrate([(SCORES, words)], "fed-ts")
+    assert fedcal.calibrate([(SCORES, words)], "fed-ts", classes=["repaid", "default"]).classes == ("repaid", "default")
+    fedcal.calibrate([(-SCORES, words)], "fed-ts")  # without a warning: of "repaid"
+    # Clients that differ in both: within each the scores are right, over both together they are not.
+    fedcal.calibrate([(SCORES - 20, np.array(["a", "b"])[TRUTH]), (SCORES[:90], np.array(["a"] * 90))], "fed-ts")

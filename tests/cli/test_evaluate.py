@@ -71,7 +71,7 @@ def test_in_one_place_and_by_files_of_sums(place, capsys):
         "evaluate x.csv ./x.csv": "x.csv: given twice",
         "evaluate x.csv --threshold 1.5": "must lie between 0 and 1, not 1.5",
         "evaluate x.csv --tables t.pdf": "tables are written as",
-        "evaluate x.csv --client": "needs --scaler",
+        "evaluate x.csv --own": "needs --scaler",
         "evaluate x.csv --min-count -1": "min_count must be a whole number",
     }.items():
         error = command(capsys, line, code=2)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
+import re
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +18,12 @@ import numpy as np
 import pytest
 
 import fedcal
-from fedcal import FedCalError
+from fedcal import FedCalError, FedCalWarning
 from fedcal.base import arrays
 from fedcal.cli.main import main
 from fedcal.data.logit_files import read_site
 from fedcal.protocol import Scaler
+from fedcal.transport.files import start
 
 FILES = ["siteA.npz", "siteB.csv", "siteC.parquet"]
 K = 3
@@ -139,6 +144,52 @@ def test_sorted_labels_are_shown_as_columns(place: Path, capsys: pytest.CaptureF
     assert taken in command(capsys, "evaluate x.npz")
     assert "Columns:" not in command(capsys, "evaluate x.npz --scaler sorted/scaler.safetensors")
     assert "Columns:" not in command(capsys, "evaluate x.npz --classes cat,owl,dog")
+
+
+def test_a_single_score_of_the_first_of_two_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """P(default) with the labels default and repaid: sorted, it would be taken for P(repaid)."""
+    p = np.random.default_rng(0).uniform(size=500)
+    labels = np.where(np.random.default_rng(1).uniform(size=500) < p, "default", "repaid")
+    np.savez("x.npz", probs=p, labels=labels)
+    for text in ("calibrate x.npz --out cal", "evaluate x.npz"):
+        with pytest.warns(FedCalWarning, match="--classes repaid,default"):
+            shown = command(capsys, text)
+        assert "Columns: default, repaid (labels, sorted; a single score is that of repaid; if" in shown
+    assert "no sign of miscalibration" in command(capsys, "evaluate x.npz --classes repaid,default")
+    command(capsys, "server start srv --classes 2 --sites x")
+    with pytest.warns(FedCalWarning, match="scores are lower where the label is 'repaid'"):
+        command(capsys, "client reply srv/request-0001.safetensors x.npz")
+
+
+def test_the_page_says_what_it_measures_and_its_commands_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for name, share in (("north", 0.2), ("south sea", 0.6)):
+        y = rng.uniform(size=200) < share
+        np.savez(f"{name}.npz", logits=3 * (2 * y - 1 + rng.normal(size=200)), labels=np.where(y, "ill", "well"))
+    with pytest.raises(SystemExit):
+        main(["calibrate", "north.npz", "south sea.npz", "--classes", "well,ill", "--out", "cal"])
+    said, page = capsys.readouterr().out, html.unescape(Path("cal/report.html").read_text())
+    assert "With each site's personal scaler:\n" in said and "calibrated by their site's personal scaler" in page
+    assert "An event, or case, is a sample of class ill. Results" in page
+    commands = [shlex.split(line) for line in re.findall("fedcal ((?:apply|evaluate) .*?)</", page)]
+    assert [words[0] for words in commands] == ["apply", "evaluate"]
+    shutil.copy("north.npz", "new.npz")
+    for words in commands:
+        given = ["south sea.npz" if word == "FILE..." else word.replace("new.csv", "new.npz") for word in words]
+        with pytest.raises(SystemExit) as ended:
+            main(given)
+        assert ended.value.code == 0, capsys.readouterr().err
+    command(capsys, "calibrate north.npz --method fed-ts --classes well,ill --out ts2")
+    assert "personal scaler," not in Path("ts2/report.html").read_text()  # the method makes none
+
+
+def test_a_warning_is_one_line(place: Path) -> None:
+    p = np.random.default_rng(0).uniform(size=500)
+    np.savez("x.npz", probs=p, labels=np.where(p < 0.5, "repaid", "default"))
+    words = [sys.executable, "-m", "fedcal", "evaluate", "x.npz"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("warning: scores are lower where the label is 'repaid'")
+    assert done.stderr.count("\n") == 1
 
 
 def test_sets_from_files_to_files(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,6 +321,7 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "one array": (lambda: (np.save("x.npy", Z), Path("x.npy").rename("x.npz")), CAL, "a single array"),
     "missing file": (lambda: None, CAL, "x.npz: no such file"),
     "missing csv": (lambda: None, CSV, "x.csv: no such file"),
+    "a folder": (lambda: None, "calibrate ts --out new", "ts: this is a folder: name its files, one per site"),
     "ending unknown": (lambda: None, "calibrate x.txt --out new", "one of .npz, .csv, .parquet, not '.txt'"),
     "one name twice": (
         lambda: (npz()(), write_csv("x.csv", {**columns("logit", Z), "label": Y})),
@@ -304,6 +356,7 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
         CAL + " --method fedcal-plus:accuracy=kep",
         "unknown accuracy 'kep': did you mean 'keep'?",
     ),
+    "out a file": (npz(), "calibrate x.npz --out siteB.csv", "--out siteB.csv is a file: choose a folder"),
     "out taken": (npz(), "calibrate x.npz --out ts", "ts/scaler.safetensors exists"),
     "apply other K": (npz(logits=draw(0, k=4)[0]), "apply ts/scaler.safetensors x.npz --out p.npz", "4 classes for a"),
     "apply unknown client": (
@@ -311,9 +364,24 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
         "apply ts/scaler.safetensors x.npz --client sitB --out p.npz",
         "unknown client 'sitB': did you mean 'siteB'?",
     ),
+    "apply to a new site": (
+        npz(),
+        "apply ts/scaler.safetensors x.npz --client berlin --out p.npz",
+        "or make a personal one for a new client: `Scaler.welcome`, `fedcal client finish`",
+    ),
+    "apply a request": (
+        lambda: start(Path("srv"), "fed-ts", 3, ["x"]),
+        "apply srv/request-0001.safetensors siteA.npz --out p.npz",
+        "srv/request-0001.safetensors is a request or a reply",
+    ),
     "apply to other ending": (npz(), "apply ts/scaler.safetensors x.npz --out p.txt", "not '.txt'"),
     "apply no scaler": (npz(), "apply x.npz x.npz --out p.npz", "x.npz is damaged or not a file of fedcal's"),
     "evaluate without labels": (npz(labels=None), "evaluate x.npz", "x.npz: no labels"),
+    "evaluate own of a stranger": (
+        npz(),
+        "evaluate x.npz --scaler ts/scaler.safetensors --own",
+        "--own: a file's site is its name, or its column `site`: unknown client 'x'",
+    ),
     "evaluate own of nothing": (npz(), "evaluate x.npz --own", "needs --scaler"),
 }
 

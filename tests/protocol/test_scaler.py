@@ -1,6 +1,8 @@
 """Scalers: a short repr, names and classes; what is saved comes back, and damage is told in one line."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -66,6 +68,22 @@ def test_files_of_earlier_versions_are_refused(tmp_path):
     rewrite(path, schema=1)
     with pytest.raises(FedCalError, match="not a scaler that this fedcal knows"):
         Scaler.load(path)
+
+
+def test_a_service_needs_few_packages(tmp_path):
+    """As docs/serve.md says: NumPy, safetensors and threadpoolctl."""
+    path = tmp_path / "x.safetensors"
+    fedcal.calibrate({"a": (LOGITS, LABELS)}, alpha=0.2, coverage="site").save(path)
+    absent = ("torch", "scipy", "sklearn", "pooch", "rich", "typer", "matplotlib", "jinja2")
+    code = f"""
+import sys
+sys.modules |= dict.fromkeys({absent!r})
+import fedcal, numpy as np
+scaler, logits = fedcal.Scaler.load({str(path)!r}), np.eye({LOGITS.shape[1]})
+print(scaler.predict_proba(logits, client="a").shape == scaler.predict_set(logits).shape)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.mark.parametrize("changes", [{"classes": ["a"]}, {"classes": "abc"}, {"classes": [[1]] * 3}, {"probs": "yes"}])

@@ -137,6 +137,10 @@ def evaluate(
         >>> list(result.sites)
         ['north', 'south']
     """
+    if not (scaler is None or isinstance(scaler, Scaler)):
+        raise FedCalError(
+            f"scaler must be a fedcal.Scaler, not {type(scaler).__name__}; sites are {{name: (logits, labels)}}"
+        )
     kind = check_kind(probs if probs is not None or scaler is None else scaler.probs)
     known = classes if classes is not None or scaler is None else scaler.classes or None
     samples, found = check_clients(sites, kind, known)

@@ -92,10 +92,10 @@ def gain(pooled: Json, sites: Mapping[str, Json], found: Status) -> list[str]:
         return []
     if "classes" in pooled or not whole or not part or part <= 0:  # of more classes, the part is a mean over classes
         return []
-    share = f"{100 * min(part / whole, 1):.0f} %"
-    return [
-        f"Calibration{where} could remove up to {share} of the Brier score (the mean squared error of a probability)."
-    ]
+    share = 100 * min(part / whole, 1)
+    small = "But the error is small: calibration" if share < 1 else "Calibration"  # many samples show any error
+    much = "less than 1 %" if share < 1 else f"up to {share:.0f} %"
+    return [f"{small}{where} could remove {much} of the Brier score (the mean squared error of a probability)."]
 
 
 def change(before: Json, after: Json) -> list[str]:

@@ -13,7 +13,7 @@ import inspect
 import math
 import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,6 +28,7 @@ SPREAD = 1e15
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
 SMALLEST = float(np.finfo(np.float32).tiny)  # a probability of 0 counts as this
 OURS = (str(Path(__file__).parents[1]), contextlib.__file__)  # whose frames are not the user's: ours, and decorators'
+SURE = 4  # standard errors, from which on scores are called swapped
 FEW = 20  # of fewer scores, all may lie between 0 and 1 by chance
 RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them holds of NaN
     "low": (operator.ge, "at least"),
@@ -172,6 +173,31 @@ def warn_of_probs() -> None:
         "the logits look like probabilities (none is negative, every row adds up to one): pass probs=True, "
         "or probs=False if they are logits"
     )
+
+
+def warn_if_swapped(samples: Iterable[tuple[Array, Array]], classes: np.ndarray | None) -> None:
+    """Warn where two classes that were named by sorted strings alone are probably in the other order.
+
+    Args:
+        samples: each client's (N, 2) logits and columns. Clients are compared within themselves: they may differ in
+            both scores and label distribution.
+        classes: the label of each column.
+    """
+    if classes is None or classes.dtype.kind != "U" or len(classes) != 2:
+        return
+    agree = [np.zeros(1)]
+    for logits, columns in samples:
+        if len(columns):
+            score = np.tanh((logits[:, 1] - logits[:, 0]) / 2)  # P(class 1) - P(class 0): no sample counts for too much
+            agree.append((score - score.mean()) * (columns - columns.mean()))
+    products = np.concatenate(agree)
+    if products.sum() < -SURE * np.sqrt((products**2).sum()):
+        first, second = map(str, classes)
+        warn_user(
+            f"scores are lower where the label is {second!r}: labels were sorted, so that a single score, or the last "
+            f"column, is that of {second!r}; if it is that of {first!r}, pass classes=[{second!r}, {first!r}] "
+            f"(--classes {second},{first})"
+        )
 
 
 def warn_user(message: str) -> None:

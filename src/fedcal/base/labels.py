@@ -13,6 +13,7 @@ are. (The estimator does sort, as all of scikit-learn's do.)
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -70,7 +71,10 @@ def check_classes(classes: Any, n_classes: int) -> np.ndarray:
         flat = False
     given = as_labels(classes, "classes") if flat else np.zeros(0)
     if len(given) != n_classes or len(np.unique(given)) != n_classes:
-        raise FedCalError(f"classes must be a list of {n_classes} different labels, as many as there are columns")
+        raise FedCalError(
+            f"classes must be a list of {n_classes} different labels, as many as there are columns, "
+            f"not {reprlib.repr(classes)}"
+        )
     return given
 
 

@@ -42,6 +42,11 @@ class Outcome:
     estimated: Measured | None  # None where no samples could be held out
     evaluated: tuple[Evaluation, Evaluation] | None  # before and after; None also where no report was asked for
 
+    @property
+    def is_personal(self) -> bool:
+        """Whether the verdict is on the sites' personal scalers; else it is on the global one."""
+        return any(self.final.personal.values())
+
     def write(self, folder: Path) -> None:
         """Write the scaler, the summary and the report; a report of an earlier scaler is deleted."""
         self.final.save(folder / SCALER)
@@ -53,7 +58,8 @@ class Outcome:
             write_json(folder / FIGURES, after.to_json() | {"before": before.to_json()})
             title = f"{counted(len(self.summary['clients']), 'site')} after {self.final.method.name}"
             held_out = " that the scaler was not fitted on (a fifth of each site's)"
-            steps = next_steps(shlex.quote(str(folder / SCALER)))
+            held_out += ", calibrated by their site's personal scaler," if self.is_personal else ""
+            steps = next_steps(shlex.quote(str(folder / SCALER)), shlex.quote(next(iter(self.summary["clients"]))))
             write_page(folder / PAGE, after, title, before, steps, held_out)
 
 
@@ -174,16 +180,22 @@ def evaluations(fitted: Scaler, held: Sites, classes: Sequence[str]) -> tuple[Ev
     return before, after
 
 
-def next_steps(scaler: str) -> list[tuple[str, str]]:
-    """What to do with a scaler: sentences, each with its command."""
+def next_steps(scaler: str, site: str) -> list[tuple[str, str]]:
+    """What to do with a scaler: sentences, each with its command.
+
+    Args:
+        scaler: its file, as a shell reads it.
+        site: one that took part, likewise.
+    """
     return [
         (
-            "Calibrate new predictions. --own takes each row's site from the column 'site'; --client NAME names it.",
-            f"fedcal apply {scaler} new.csv --own --out calibrated.csv",
+            "Calibrate new predictions of a site. For a file of several sites, with a column `site`, pass --own instead.",
+            f"fedcal apply {scaler} new.csv --client {site} --out calibrated.csv",
         ),
         (
-            "Look again when you have new labelled samples: calibration breaks when the data change.",
-            f"fedcal evaluate new.csv --scaler {scaler} --client --report check.html",
+            "Look again when you have new labelled samples, in files named by their sites or with a column `site`: "
+            "calibration breaks when the data change.",
+            f"fedcal evaluate FILE... --scaler {scaler} --own --report check.html",
         ),
     ]
 

@@ -12,7 +12,7 @@ from fedcal.base.limits import MOST_BYTES
 from fedcal.cli.logits import out, print_sorted_classes, print_table
 from fedcal.cli.options import ADVANCED, Classes, Files, Kind, MaxBytes, kind_of, parse_classes
 from fedcal.cli.start import safe
-from fedcal.errors import FedCalError, counted
+from fedcal.errors import FedCalError, counted, error_context
 
 if TYPE_CHECKING:
     from fedcal.assess.evaluation import Evaluation
@@ -47,9 +47,7 @@ MinCount = Annotated[
 def evaluate(
     files: Files,
     scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
-    own: Annotated[
-        bool, typer.Option("--client", "--own", help="With --scaler: use each site's personal scaler.")
-    ] = False,
+    own: Annotated[bool, typer.Option("--own", help="With --scaler: use each site's personal scaler.")] = False,
     group: Column = None,
     threshold: Threshold = None,
     json_file: JsonFile = None,
@@ -74,7 +72,7 @@ def evaluate(
     from fedcal.report.evaluation import in_words
 
     if own and scaler is None:
-        raise FedCalError("--own (or --client) needs --scaler: it uses the personal scalers in that file")
+        raise FedCalError("--own needs --scaler: it uses the personal scalers in that file")
     thresholds, columns = threshold or [0.5], group or []
     all_thresholds(thresholds)
     check_written(json_file, report, tables, [*files, scaler])
@@ -88,6 +86,10 @@ def evaluate(
         meant = parse_classes(classes) or known or None
         read = read_sites(files, kind_of(probs), meant, max_bytes, columns, on_file=parts.step)
         sites = read.samples
+        if own and calibration:
+            with error_context("--own: a file's site is its name, or its column `site`"):
+                for name in sites:
+                    calibration.personal_of(name)
         sizes = {name: len(labels) for name, (_, labels) in sites.items()}
         groups = check_groups(read.groups if columns else None, sizes, sites)
         names = name_classes(read.classes)
@@ -103,6 +105,7 @@ def evaluate(
     for sentence in in_words(earlier, result):
         out.print(safe(sentence), soft_wrap=True, highlight=False)
     title = counted(len(sites), "site") + (f", calibrated by {scaler}" if scaler else "")
+    title += " (each site's personal scaler)" if own else ""
     write_all(result, earlier, title, json_file, report, tables)
 
 

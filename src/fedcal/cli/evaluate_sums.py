@@ -13,7 +13,7 @@ from fedcal.cli.exchange import File, Name, client_app, server_app
 from fedcal.cli.logits import out
 from fedcal.cli.options import Classes, Kind, MaxBytes, kind_of, parse_classes
 from fedcal.cli.start import safe
-from fedcal.errors import FedCalError, printable, unknown
+from fedcal.errors import FedCalError, counted, printable, unknown
 
 
 @client_app.command("evaluate")
@@ -21,9 +21,7 @@ def client_evaluate(
     file: File,
     out_file: Annotated[Path, typer.Option("--out", help="The sums, for the server.")],
     scaler: Annotated[Path | None, typer.Option(help="Calibrate with this scaler first.")] = None,
-    own: Annotated[
-        bool, typer.Option("--client", "--own", help="With --scaler: use the site's personal scaler.")
-    ] = False,
+    own: Annotated[bool, typer.Option("--own", help="With --scaler: use the site's personal scaler.")] = False,
     group: Column = None,
     threshold: Threshold = None,
     min_count: MinCount = 5,
@@ -46,7 +44,7 @@ def client_evaluate(
     from fedcal.transport.files.evaluation import write_sums
 
     if own and scaler is None:
-        raise FedCalError("--own (or --client) needs --scaler: it uses the personal scaler in that file")
+        raise FedCalError("--own needs --scaler: it uses the personal scaler in that file")
     check_outputs({"--out": out_file}, [file, scaler])
     thresholds = threshold or [0.5]
     all_thresholds(thresholds)
@@ -87,4 +85,4 @@ def server_evaluate(
     result = read_sums(files, min_count)
     for sentence in result.verdict:
         out.print(safe(sentence), soft_wrap=True)
-    write_all(result, None, f"{len(result.sites)} sites", json_file, report, tables)
+    write_all(result, None, counted(len(result.sites), "site"), json_file, report, tables)

@@ -76,6 +76,8 @@ def calibrate(
     from fedcal.methods import get_method
 
     scaler = out_dir / calibrate_files.SCALER
+    if out_dir.exists() and not out_dir.is_dir():
+        raise FedCalError(f"--out {out_dir} is a file: choose a folder to write to")
     if scaler.exists() and not overwrite:
         raise FedCalError(f"{scaler} exists: choose another folder, or pass --overwrite")
     for name in calibrate_files.WRITTEN:
@@ -108,6 +110,8 @@ def print_outcome(outcome: Outcome, folder: Path) -> None:
         print(f"{outcome.final.method.name} fell back on a temperature: too few samples, or a single class.")
     if few := calibrate_files.too_few(outcome.final):
         print(few)
+    if outcome.evaluated and outcome.is_personal:
+        print("With each site's personal scaler:")
     for sentence in in_words(*outcome.evaluated) if outcome.evaluated else ():
         out.print(safe(sentence), soft_wrap=True, highlight=False)
     out.print(f"Scaler: [bold]{safe(folder / calibrate_files.SCALER)}[/bold]", soft_wrap=True)
@@ -204,7 +208,9 @@ def print_sorted_classes(classes: Sequence[Any] | np.ndarray | None) -> None:
     """Say which class each column was taken for, where that follows from the sorted labels alone: it may be wrong."""
     if classes is not None:
         names = ", ".join(str(name) for name in classes[:SHOWN]) + ("" if len(classes) <= SHOWN else ", …")
-        out.print(f"Columns: {safe(names)} (labels, sorted; if the order is another, pass --classes)", soft_wrap=True)
+        single = f"; a single score is that of {classes[1]}" if len(classes) == 2 else ""
+        line = f"Columns: {names} (labels, sorted{single}; if the order is another, pass --classes)"
+        out.print(safe(line), soft_wrap=True)
 
 
 def print_table(rows: list[list[str]]) -> None:

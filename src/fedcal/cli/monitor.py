@@ -12,7 +12,7 @@ from fedcal.cli.exchange import File, Name
 from fedcal.cli.logits import out
 from fedcal.cli.options import Classes, Kind, MaxBytes, kind_of, parse_classes
 from fedcal.cli.start import safe
-from fedcal.errors import FedCalError, printable
+from fedcal.errors import FedCalError, counted, printable
 
 if TYPE_CHECKING:
     from fedcal.monitor import Batch, Monitor
@@ -52,7 +52,7 @@ def monitor_start(
     monitor = Monitor(Scaler.load(scaler), names, alpha=alpha, tolerance=tolerance)
     monitor.save(out_file)
     shown = ", ".join(monitor.sites[:8]) + (" and others" if len(monitor.sites) > 8 else "")
-    print(printable(f"{out_file} watches {len(monitor.sites)} sites: {shown}."))
+    print(printable(f"{out_file} watches {counted(len(monitor.sites), 'site')}: {shown}."))
 
 
 @monitor_app.command("sums")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 import typer
 from rich.markup import escape
 
-from fedcal.errors import FedCalError, printable
+from fedcal.errors import FedCalError, FedCalWarning, printable
 
 
 def safe(value: object) -> str:
@@ -44,6 +45,7 @@ def start(app: typer.Typer, name: str, arguments: list[str] | None, kept: str) -
         arguments: The rest of the command line; None for that of the process.
         kept: What is kept where the user stops it, and how to go on.
     """
+    warnings.formatwarning = _format_warning
     try:
         code = app(args=arguments, prog_name=name, standalone_mode=False)
         if code == INTERRUPTED:  # typer's way to say so
@@ -69,6 +71,15 @@ def _usage(error: Any, name: str) -> str:
     context = getattr(error, "ctx", None)
     message = error.format_message().rstrip(".") or "choose a command"
     return f"{message}: see {context.command_path if context else name} --help"
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning of ours in one line: the user of a command has no use for a line of Python."""
+    if issubclass(category, FedCalWarning):
+        return f"warning: {printable(' '.join(str(message).split()))}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _stop(name: str, message: str, code: int) -> NoReturn:

@@ -22,7 +22,14 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Array
-from fedcal.base.checks import as_logits, check_labels, check_labels_alone, check_shown, look_like_probs
+from fedcal.base.checks import (
+    as_logits,
+    check_labels,
+    check_labels_alone,
+    check_shown,
+    look_like_probs,
+    warn_if_swapped,
+)
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import MOST_BYTES, write_bytes
 from fedcal.data.columns import KINDS, Kind
@@ -129,6 +136,8 @@ def read_sites(
             for column, values in rows.groups.items():
                 groups.setdefault(name, {}).setdefault(column, []).append(values[chosen])
     samples = {name: _joined(some) for name, some in sorted(parts.items())}
+    if classes is None:
+        warn_if_swapped(samples.values(), found)
     joined = {name: {column: np.concatenate(some) for column, some in of.items()} for name, of in groups.items()}
     return Sites(samples, found, all(rows.probs for _, rows in files), joined)
 
@@ -142,6 +151,8 @@ def read_site(
     """
     rows = read_rows(path, kind, most_bytes)
     labels = None if rows.labels is None else _columns(path, rows, classes, check_labels_alone)
+    if labels is not None and classes is None and rows.logits.shape[1] == 2:
+        warn_if_swapped([(rows.logits, labels)], np.unique(_labelled(path, rows)))
     sites = rows.by_site(name or path.stem)
     if name is not None and name not in sites:
         raise FedCalError(f"{path}: {unknown('site', name, sites)}")

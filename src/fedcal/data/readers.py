@@ -53,8 +53,10 @@ def read_content(path: Path, kind: What | None, most_bytes: int, others: Sequenc
     readers: dict[str, Callable[[Path, Any, int, Sequence[str]], Content]]
     readers = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
     reader = readers.get(path.suffix.lower())
+    if path.is_dir():
+        raise FedCalError("this is a folder: name its files, one per site")
     if reader is None:
-        raise FedCalError(f"a site's file is one of {', '.join(readers)}, not {path.suffix or 'without ending'!r}")
+        raise FedCalError(f"a site's file is one of {', '.join(readers)}, not {path.suffix!r}")
     try:
         check_size(regular_size(path), AS_TEXT * most_bytes)
         return reader(path, kind, most_bytes, others)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Array
-from fedcal.base.checks import as_logits, check_labels, check_shown, look_like_probs
+from fedcal.base.checks import as_logits, check_labels, check_shown, look_like_probs, warn_if_swapped
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.errors import FedCalError, error_context
 
@@ -65,7 +65,10 @@ def check_clients(clients: Any, probs: bool | None, classes: Any) -> tuple[dict[
         read[name] = read_client(name, pair, width, probs)
         width = read[name][0].shape[1]
     found = find_classes((labels for _, labels in read.values()), width, classes)
-    return {name: label_client(name, *pair, found) for name, pair in read.items()}, found
+    labelled = {name: label_client(name, *pair, found) for name, pair in read.items()}
+    if classes is None:
+        warn_if_swapped(labelled.values(), found)
+    return labelled, found
 
 
 class Stream(Mapping[str, Samples]):

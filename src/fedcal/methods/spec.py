@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -84,7 +85,10 @@ def get_method(spec: Any, /, **options: Any) -> Method:
         FedCalError: the method or an option is unknown, given twice, without a value, or of the wrong type.
     """
     if not isinstance(spec, str):
-        raise FedCalError(f"method must be a name (see `fedcal methods`), not {spec!r}")
+        raise FedCalError(
+            f"method must be a name (see `fedcal methods`), not {reprlib.repr(spec)}; "
+            "samples are given first, as {client: (logits, labels)}"
+        )
     name, colon, text = spec.partition(":")
     if name not in METHODS:
         raise unknown("method", name, METHODS)

@@ -34,7 +34,7 @@ class Action(StrEnum):
 
 ADVICE = {
     Action.NOTHING: "Nothing to do.",
-    Action.NEW_OFFSET: "Make a new offset from the site's recent labels, then start a new monitor.",
+    Action.NEW_OFFSET: "Make a new personal scaler (offset) from the site's recent labels, then start a new monitor.",
     Action.NEW_FIT: "Collect new labelled samples and calibrate again, then start a new monitor.",
     Action.COLLECT_LABELS: "The mix of cases has changed. Send more labelled samples: they tell whether it matters.",
 }

@@ -175,7 +175,10 @@ class Scaler:
             FedCalError: the client is unknown.
         """
         if client is not None and self.personal and str(client) not in self.personal:
-            raise FedCalError(f"{unknown('client', str(client), self.personal)}; leave it out for the global scaler")
+            raise FedCalError(
+                f"{unknown('client', str(client), self.personal)}; leave it out for the global scaler, "
+                "or make a personal one for a new client: `Scaler.welcome`, `fedcal client finish`"
+            )
         return self.personal.get(str(client), {}) if client is not None else {}
 
     def check_width(self, logits: Any) -> None:
@@ -249,6 +252,10 @@ class Scaler:
             FedCalError: the file is missing, damaged, or not a scaler.
         """
         tensors, about = read_tensors(Path(path))
+        if "kind" in about:
+            raise FedCalError(
+                f"{path} is a request or a reply: a federation's scaler is scaler.safetensors, written when the fit is done"
+            )
         if about.get("schema") != SCALER or about.get("method") not in list(METHODS) or "clients" not in about:
             raise FedCalError(
                 f"{path} is not a scaler that this fedcal knows: write it again with `fedcal calibrate` or `fedcal run`"

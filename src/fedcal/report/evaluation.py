@@ -146,10 +146,10 @@ def next_steps(found: Status, sites_differ: bool, calibrated: bool) -> list[tupl
     fit = ("Calibrate, on samples that the model was not trained on.", "fedcal calibrate FILE... --out calibrated")
     check = (
         "Evaluate on other samples, each site by its personal scaler.",
-        "fedcal evaluate FILE... --scaler calibrated/scaler.safetensors --client --report after.html",
+        "fedcal evaluate FILE... --scaler calibrated/scaler.safetensors --own --report after.html",
     )
     if calibrated:
-        site = " and give each site its personal scaler (--client)" if sites_differ else ""
+        site = " and give each site its personal scaler (--own)" if sites_differ else ""
         return [(f"Calibrate again, on samples of today{site}.", fit[1]), again]
     return [fit, check, ("Until then, do not read a probability of 80 % as 80 %.", "")]
 
