@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from fedcal.exact import head_fit
 from fedcal.exact.head import HEAD, HEAD_ALL
+from fedcal.exact.head_queries import HeadStart
 from fedcal.exact.head_samples import HeadSamples
-from fedcal.exact.prepared import Prepared
+from fedcal.exact.head_units import Units
+from fedcal.exact.prepared import ALL, Prepared
 from heads import clients_of, dealt, drive, federation, fit_head, whole
 
 
@@ -61,3 +64,23 @@ def test_any_split_gives_the_pooled_fit(parts):
         except StopIteration as done:
             found = done.value
     assert np.allclose(found, expected, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("rounds", [2, 60])
+def test_a_fit_that_does_not_come_to_its_end_stays_as_it_was_judged(rounds, monkeypatch):
+    """What it is judged by, the fits without a fold, did not come to theirs either."""
+    monkeypatch.setattr(head_fit, "CHOOSING_ROUNDS", 2)
+    monkeypatch.setattr(head_fit, "FOLD_ROUNDS", rounds)
+    x, y, head = federation(600, 10, 110, seed=2)
+
+    def program():
+        clients = clients_of(10, 400)
+        units = Units.of((yield HeadStart()), clients)
+        candidates = yield from head_fit.fit_heads((2.0,), units, clients)
+        before = [of.whole for of in candidates]
+        yield from head_fit.finish_heads(candidates)
+        return candidates, before
+
+    (candidates, before), _ = drive(program(), whole(x, y, head, trained=200))
+    for of, judged in zip(candidates, before, strict=True):
+        assert of.folds[ALL].arrived == (rounds == 60) == (of.whole != judged).any()

@@ -86,6 +86,16 @@ def test_a_fit_goes_on_with_the_step_that_was_due():
     assert reply(next_one)["loss"] < reply(seen[-1])["loss"]
 
 
+@pytest.mark.parametrize(("hessian", "taken"), [(1e-6, False), (1.0, True)])
+def test_a_large_step_is_not_taken_unchecked(hessian, taken):
+    """With a curvature that is far too small, a last step that nobody has checked would lead anywhere."""
+    of = group("full", FLAT, rounds=1)
+    of.descents[0].trusting = True
+    of.ask()
+    of.receive(sums(1.0, 0.5, hessian))
+    assert of.descents[0].stopped and (of.descents[0].t != START).any() == taken
+
+
 def test_a_fit_that_finds_no_step_says_so():
     of = group("full", FLAT)
     steps(of, lambda t: sums(1e9 * float(np.abs(t - START).sum()), -1.0, 1.0))

@@ -145,8 +145,13 @@ def fit_heads(
 
 
 def finish_heads(candidates: list[HeadCandidate]) -> Generator[SumQuery, Sums, None]:
-    """Fit the candidates without the other folds, and on all samples to the end."""
+    """Fit the candidates without the other folds, and on all samples to the end.
+
+    A fit on all samples that does not come to its end stays where it was: as far from it as the fits without a fold, by which
+    it is judged. With thousands of features it can be hundreds of nats away, and overfit more with every round.
+    """
     groups: list[HeadGroup] = []
+    judged = [of.folds[ALL].t for of in candidates]
     for of in candidates:
         whole = of.folds[ALL]
         whole.go_on(FITTING, FOLD_ROUNDS)
@@ -155,3 +160,6 @@ def finish_heads(candidates: list[HeadCandidate]) -> Generator[SumQuery, Sums, N
             of.folds[fold] = begin_head(whole.prior, fold, FOLD_ROUNDS)
             groups.append(HeadGroup(of.family, [of.folds[fold]], of.guide.units, "none", fold, of.guide))
     yield from fit_together(groups)
+    for of, t in zip(candidates, judged, strict=True):
+        if not of.folds[ALL].arrived:
+            of.folds[ALL].t = t

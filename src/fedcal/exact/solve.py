@@ -23,6 +23,7 @@ Sums = dict[str, Array]
 Program = Generator[Query, Sums, Any]  # yields queries, is sent the sums of the replies, returns the result
 Inverse = Callable[[Array], Array]  # a gradient ↦ the inverse Hessian times it
 SMALLEST = 1e-15  # least share of a step that is tried
+UNSEEN = 1.0  # most nats that an unchecked step may promise: if the curvature is wrong, a larger one does harm
 MEMORY = 30  # steps that L-BFGS remembers
 
 
@@ -144,7 +145,7 @@ class Descent:
     t: Array
     prior: Prior
     tol: float
-    rounds: int  # at most; after them `trusting` takes the next step unchecked, else the best point so far is the fit
+    rounds: int  # at most; after them `trusting` takes a small step unchecked, else the best point so far is the fit
     trusting: bool = False
     inverse: Inverse | None = None  # the curvature to build on, where the group has none
     done: bool = False
@@ -204,7 +205,8 @@ class Descent:
 
     def _stop(self, reason: str) -> None:
         self.done, self.stopped = True, reason
-        if not (self.trusting and self._scale > 1e-3) and self._best is not None:
+        is_safe = self.trusting and self._scale > 1e-3 and 0.5 * self._promised < UNSEEN
+        if not is_safe and self._best is not None:
             self.t = self._best
 
     def go_on(self, tol: float, rounds: int) -> None:
