@@ -10,7 +10,10 @@ from scipy.stats import norm
 
 import fedcal
 from fedcal.assess.calibration import brier_parts, curve_errors, observed_to_expected, smooth_ece
+from fedcal.assess.intervals import wilson
 from fedcal.assess.regression import Curve, basis, intercept, score_test, slope, spiegelhalter
+from fedcal.assess.sums import ScoreSums
+from fedcal.base.checks import as_logits
 from scores import draw, sums
 
 BINOMIAL = sm.families.Binomial()
@@ -52,6 +55,23 @@ def test_curve_errors_by_direct_computation(n):
         assert found[name].value == pytest.approx(value, abs=2e-4 if name[0] == "e" else 1e-6)
         assert found[name].low <= found[name].value <= found[name].high
     np.testing.assert_allclose(curve.at(x)[0], fit.fittedvalues, atol=1e-5)
+
+
+def test_hard_probabilities_are_wrong_for_a_share_of_the_samples():
+    """Their interval went from 0 to 1: between a probability of 0 and a fitted one of 0.1, log-odds are no scale."""
+    p, y = np.repeat([0.0, 1.0], [600, 400]), np.repeat([0, 1, 0, 1], [540, 60, 120, 280])
+    points = ScoreSums.of(as_logits(p, True), y).points(0)
+    found = curve_errors(points, Curve.of(points))
+    for name, (wrong, n) in {"ici": (180, 1000), "e50": (60, 600), "e90": (120, 400)}.items():
+        np.testing.assert_allclose(found[name], wilson(wrong, n), atol=1e-6)
+    value, low, high = found["brier_calibration"]
+    assert 0.03 < low < 0.042 == pytest.approx(value, abs=1e-6) and value < high < 0.06
+
+
+def test_errors_of_one_score_are_those_of_a_share():
+    points = sums(np.zeros(1000), np.repeat([0, 1], [400, 600])).points(0)
+    _, low, high = curve_errors(points, Curve.of(points))["ici"]
+    np.testing.assert_allclose([low, high], np.array(wilson(600, 1000)[1:]) - 0.5, atol=0.0015)
 
 
 def test_the_parts_of_the_brier_score_add_up():

@@ -71,3 +71,14 @@ def test_intervals_cover():
     found = gather([draw_binary(WORLDS[1], 300, 40, [0])], 40)["coverage"]
     missed = {name: inside for name, (_, inside, _) in found.items() if inside < 32 / 40}
     assert missed == {}
+
+
+@pytest.mark.parametrize("always", [0, 1])
+def test_sites_that_are_always_right_count_in_the_summary(always):
+    """They were left out, so that of 5 sites with 100 % and 5 with 70 % the mean was 70 %."""
+    rows = [wilson(n, 60) for n in [60 * always] * 5 + [42] * 5]
+    found = spread({str(i): {"accuracy": one._asdict()} for i, one in enumerate(rows)})["accuracy"]
+    ends = (0.7, 0.97) if always else (0.03, 0.7)
+    assert found["sites"] == 10 and ends[0] + 0.05 < found["mean"]["value"] < ends[1] - 0.05
+    assert found["prediction"]["low"] < ends[0] and ends[1] < found["prediction"]["high"]
+    assert found["mean"]["low"] > 0 and found["mean"]["high"] < 1

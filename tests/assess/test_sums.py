@@ -15,6 +15,7 @@ from fedcal import FedCalError
 from fedcal.assess.score_bins import LIMIT, grid, log_odds, n_bins
 from fedcal.assess.sums import CURVE, ScoreSums, all_thresholds
 from fedcal.base.arrays import softmax
+from fedcal.base.checks import as_logits
 from scores import classes, draw, sums
 
 
@@ -63,6 +64,20 @@ def test_counts_above_thresholds_are_exact():
     for i, t in enumerate(CURVE):
         if abs(t - p).min() > 1e-9:
             assert found.above[0, :, i].tolist() == [((p >= t) & (y == 0)).sum(), ((p >= t) & (y == 1)).sum()]
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_rounded_probabilities_reach_the_thresholds_they_equal(kind):
+    p = np.repeat(np.arange(1, 100) / 100, 2)
+    y = np.tile([0, 1], 99)
+    found = ScoreSums.of(as_logits(p.astype(kind), True), y)
+    for i, t in enumerate(CURVE[:97]):
+        assert found.above[0, :, i].tolist() == [99 - i] * 2, f"at {t}"
+    k3 = np.array([[0.35, 0.43, 0.22], [0.8, 0.1, 0.1], [0.2, 0.37, 0.43]], kind)
+    several = ScoreSums.of(as_logits(k3, True), np.array([0, 1, 2]), first=0.43)
+    at = {t: several.above[:, :, i].sum(1).tolist() for i, t in enumerate(CURVE)}
+    assert (at[0.35], at[0.37], at[0.43], at[0.8]) == ([2, 2, 1, 3], [1, 2, 1, 3], [1, 1, 1, 3], [1, 0, 0, 1])
+    ScoreSums.from_arrays(several.to_arrays(), 3, first=0.43)  # the matrix says the same
 
 
 def test_log_odds_keep_their_digits():

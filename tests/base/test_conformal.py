@@ -121,6 +121,7 @@ def test_certain_models():
 
 def test_an_alpha_between_two_levels_takes_the_lower_one():
     assert all(level_of(float(alpha)) == number for number, alpha in enumerate(LEVELS))
+    assert level_of(np.float32(0.1)) == level_of(0.1)
     assert LEVELS[level_of(0.1049)] == 0.1 and LEVELS[level_of(0.0019)] == 0.001 and level_of(0.5) == len(LEVELS) - 1
 
 

@@ -73,6 +73,9 @@ def test_in_one_place_and_by_files_of_sums(place, capsys):
         "evaluate x.csv --tables t.pdf": "tables are written as",
         "evaluate x.csv --own": "needs --scaler",
         "evaluate x.csv --min-count -1": "min_count must be a whole number",
+        "client evaluate x.csv --name a --min-count -1 --out y.sums": "min_count must be a whole number",
+        "client evaluate c.csv --out y.sums": "c.csv: 1 sample, and sums of fewer than 5 would reveal them",
     }.items():
         error = command(capsys, line, code=2)
         assert expected in error.replace("\n", " ") and error.count("\n") <= 3, line
+    assert not Path("y.sums").exists()

@@ -199,11 +199,25 @@ def test_csv_whose_words_unfold(capsys: Run) -> None:
         ("logit_0;logit_1;label\n1;2;0\n", "its cells are not separated by commas"),
         ("logit_0,logit_1,label\n1,nan,0\n", "row 0 holds NaN or infinity (1 such row)"),
         ("logit_0,logit_1,logit_2,label\n1,2,3,a\n1,2,3, a\n", "1 different label for 3 columns"),
+        ("logit_0,logit_1,label\n1,2,0\n1,2,NA\n1,2,1\n", "3 different labels for 2 columns (0, 1, NA)"),
     ],
 )
 def test_tables_that_mislead(text: str, words: str, capsys: Run) -> None:
     Path("x.csv").write_text(text)
     refused(capsys, "evaluate x.csv", words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is empty: its first line must name the columns"),
+        ("p;label;sex\n0,2;0;f\n", "its cells are not separated by commas"),
+        ("p\tlabel\tsex\n0.2\t0\tf\n", "its cells are not separated by commas"),
+    ],
+)
+def test_a_missing_group_does_not_hide_what_is_wrong(text: str, words: str, capsys: Run) -> None:
+    Path("x.csv").write_text(text)
+    refused(capsys, "evaluate x.csv --group sex", words)
 
 
 def test_other_encodings_are_named(capsys: Run) -> None:

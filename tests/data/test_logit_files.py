@@ -150,7 +150,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "site and client": ({"site": np.arange(4), "client": np.arange(4)}, "site and client are one thing"),
     "labels and label": ({"label": np.arange(4) % 3}, "labels and label are one thing"),
     "sites NaN": ({"site": np.array([1, 2, np.nan, 1])}, "sites must be finite"),
-    "words, not all": ({"labels": np.array(["a", "b"] * 2)}, "2 different labels for 3 columns: use 0..2, or give"),
+    "words, not all": (
+        {"labels": np.array(["a", "b"] * 2)},
+        "2 different labels for 3 columns (a, b): use 0..2, or give",
+    ),
 }
 
 

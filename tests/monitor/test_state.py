@@ -44,6 +44,12 @@ def stream(federation, weeks, change=None, labelled=True, reference=True, seed=0
     return monitor
 
 
+def test_numbers_may_be_of_numpy(federation):
+    scaler = federation[0]
+    monitor = fedcal.Monitor(scaler, alpha=np.float32(0.5), tolerance=np.float32(0.25))
+    assert (type(monitor.alpha), monitor.alpha, type(monitor.tolerance)) == (float, 0.5, float)
+
+
 def test_shares_of_alpha_sum_to_1():
     assert sum((POOLED, CALIBRATION, LABELS, PREDICTIONS, BOUNDS)) == pytest.approx(1)
 

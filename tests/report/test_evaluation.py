@@ -45,6 +45,13 @@ def test_the_page_shows_the_plots_and_nothing_that_runs(result):
     assert page == render(result, "3 sites")
 
 
+@pytest.mark.parametrize("name", [r"$\frac$", "$0-$50k", "income $"])
+def test_names_are_no_formulas(name):
+    sites = {name: draw(100, 1), "b": draw(100, 2)}
+    page = render(fedcal.evaluate(sites, groups={site: np.resize([name, "x"], 100) for site in sites}), "2 sites")
+    assert page.count(f">{name}</text>") == 4 * 2 + 2  # site and group: in four forest plots, and on their own
+
+
 def test_every_figure_of_the_page_is_in_the_json(result):
     page, known = render(result, "3 sites"), numbers_in(result.to_json())
     text = re.sub(r"<(svg|style).*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL)

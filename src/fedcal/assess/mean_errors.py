@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import expit
 
-from fedcal.assess.calibration import ERRORS, curve_shift, error_values
+from fedcal.assess.calibration import ERRORS, HARD, curve_shift, error_values
 from fedcal.assess.influence import curve_influences
 from fedcal.assess.intervals import UNKNOWN, Estimate, Z, crossing
 from fedcal.assess.means import Together
@@ -26,6 +26,9 @@ PLACES = 40  # points of equal mass at which a class's curve is looked at: E50 a
 STEPS = 7  # truths on either side of the fitted one, between which an end is interpolated
 REACH = 3.0  # how far they go, in units of the noise
 TAIL = 0.025
+MOST_HARD = (
+    0.05  # share of a class's probabilities that are 0 or 1, above which there is no interval: it would hold too seldom
+)
 QUANTILES = np.array([name in ("e50", "e90") for name in ERRORS])
 
 Class = tuple[int, Points, Curve]  # a class's number, its points and its curve
@@ -80,6 +83,8 @@ def mean_errors(classes: Sequence[Class], together: Together) -> dict[str, Estim
     """
     if not classes:
         return dict.fromkeys(ERRORS, UNKNOWN)
+    if any(points.w[np.abs(points.x) > HARD].sum() > MOST_HARD * points.w.sum() for _, points, _ in classes):
+        return dict(zip(ERRORS, map(Estimate, _values(classes)), strict=True))
     drawn = correlated_draws(classes, together)
     places = [Place(points, curve, z) for (_, points, curve), z in zip(classes, drawn, strict=True)]
     measured, value = (np.mean([getattr(one, name) for one in places], axis=0) for name in ("measured", "values"))
@@ -104,6 +109,11 @@ def mean_errors(classes: Sequence[Class], together: Together) -> dict[str, Estim
     return {
         name: Estimate(*map(float, one)) for name, *one in zip(ERRORS, value, np.maximum(low, 0.0), high, strict=True)
     }
+
+
+def _values(classes: Sequence[Class]) -> list[float]:
+    """The means over classes alone, in the order of `ERRORS`."""
+    return np.mean([error_values(points, curve)[0] for _, points, curve in classes], axis=0).tolist()
 
 
 def _family(

@@ -33,6 +33,7 @@ from fedcal.measure.possible import MOST as MOST_SAMPLES
 from fedcal.measure.reliability import Reliability, blocks, equal_width
 
 TIED = 1e-6  # of a bin's width: scores that differ by less are one score
+ROUNDED = 1e-6  # log-odds below a threshold that still reach it: 0.9, as its logarithm and back, is a little less
 TABLE = np.linspace(0.1, 0.9, 9).round(2)  # thresholds of the table
 CURVE = np.linspace(0.01, 0.99, 99).round(2)  # thresholds of the decision curve
 MOST_THRESHOLDS = 100  # that may be asked for
@@ -108,22 +109,21 @@ class ScoreSums:
             y = np.concatenate([of_class, right[:, None]], 1)
         at, rows = grid(self.n_classes), x.shape[1]
         bins, first = len(at.middle), 2 * np.arange(rows)
-        x = np.clip(x, -LIMIT, LIMIT)
-        bin_of = at.find(x)
-        offset = ((x - at.middle[bin_of]) / at.width[bin_of]).ravel()
+        within = np.clip(x, -LIMIT, LIMIT)
+        bin_of = at.find(within)
+        offset = ((within - at.middle[bin_of]) / at.width[bin_of]).ravel()
         cell = ((first + y) * bins + bin_of).ravel()
         size = rows * 2 * bins
         for power in (0, 1, 2):
             found = np.bincount(cell, offset**power if power else None, size)
             self.moments[..., power] += found.reshape(rows, 2, bins)
         # The number of thresholds that a probability reaches, counted, gives the samples above each of them.
-        probs = p[:, 1:] if self.n_classes == 2 else np.concatenate([p, p.max(1, keepdims=True)], 1)
         width = len(self.thresholds) + 1
-        reached = np.searchsorted(self.thresholds, probs, side="right")
+        reached = np.searchsorted(reach(self.thresholds), x, side="right")
         counts = np.bincount(((first + y) * width + reached).ravel(), None, rows * 2 * width).reshape(rows, 2, width)
         self.above[:] += counts[..., ::-1].cumsum(-1)[..., ::-1][..., 1:]
         if has_joint(self.n_classes):
-            add_products(products, odds[kept], p[kept] >= self.first, labels[kept])
+            add_products(products, odds[kept], odds[kept] >= reach(self.first), labels[kept])
         return Reliability.of_top(p.max(1), right, equal_width(15))
 
     def __add__(self, other: ScoreSums) -> ScoreSums:
@@ -283,6 +283,11 @@ class ScoreSums:
 def parts_of(n_classes: int) -> tuple[str, ...]:
     """The names of the arrays of sums of that many classes."""
     return PARTS if has_joint(n_classes) else PARTS[:-1]
+
+
+def reach(threshold: Any) -> Any:
+    """The log-odds from which on a probability reaches a threshold."""
+    return np.log(threshold / (1 - threshold)) - ROUNDED
 
 
 def all_thresholds(asked: Sequence[float] | Any) -> np.ndarray:

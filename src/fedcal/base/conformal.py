@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -77,7 +78,7 @@ class Score:
 
 def check_alpha(alpha: Any) -> float:
     """Return alpha, if it lies between 0 and 1."""
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < 1:
+    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < float(alpha) < 1:
         raise FedCalError(f"alpha must lie between 0 and 1, not {alpha!r}: 0.1 asks for a coverage of 90 %")
     return float(alpha)
 

@@ -32,12 +32,13 @@ def client_evaluate(
 ) -> None:
     """Write the sums that the server needs for an evaluation. They reveal scores and outcomes, but no features.
 
-    Groups with fewer than --min-count samples are not sent.
+    Nothing is sent of fewer than --min-count samples, neither of the site nor of a group.
     """
     from fedcal.assess.evaluation import SiteSums, name_classes
     from fedcal.assess.groups import check_groups
     from fedcal.assess.message import Asked, SiteMessage
     from fedcal.assess.sums import all_thresholds
+    from fedcal.base.checks import check_whole
     from fedcal.base.store import check_outputs
     from fedcal.data.logit_files import read_sites
     from fedcal.protocol import Scaler
@@ -58,6 +59,11 @@ def client_evaluate(
         raise FedCalError(f"{file}: {unknown('site', name, read.samples)}")
     held = name if name in read.samples else next(iter(read.samples))  # a file of one site may get another name
     logits, labels = read.samples[held]
+    if len(labels) < check_whole(min_count, "min_count", low=0):
+        raise FedCalError(
+            f"{file}: {counted(len(labels), 'sample')}, and sums of fewer than {min_count} would reveal them: wait for "
+            "more, leave this site out, or lower --min-count"
+        )
     groups = check_groups({held: read.groups[held]}, {held: len(labels)}, read.samples)[held] if group else {}
     if calibration is not None:
         logits = calibration.apply(logits, name if own else None, probs=False)

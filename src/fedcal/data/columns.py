@@ -94,6 +94,10 @@ def plan_of(header: list[str], kind: What | None, others: Sequence[str]) -> Plan
         raise FedCalError("two columns have one name: name them apart")
     if kind == FEATURES:
         return _features_plan(header, [name for name in others if name in header])
+    if not any(header):
+        raise FedCalError("it is empty: its first line must name the columns")
+    if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
+        raise FedCalError("its cells are not separated by commas: save it as CSV with commas")
     check_held(others, header)
     for i in free:
         if match := COLUMN.fullmatch(header[i]):
@@ -105,10 +109,6 @@ def plan_of(header: list[str], kind: What | None, others: Sequence[str]) -> Plan
     if not at:  # a single column of two classes
         at = {header[i]: {0: i} for i in free if header[i] in KINDS}
     if not at and kind is None:
-        if not any(header):
-            raise FedCalError("it is empty: its first line must name the columns")
-        if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
-            raise FedCalError("its cells are not separated by commas: save it as CSV with commas")
         raise FedCalError(
             f"columns {', '.join(header)}: name the scores logit_0 … or p_0 … (two classes: p), or pass --logits or "
             "--probs; name the labels label"

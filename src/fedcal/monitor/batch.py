@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,6 @@ def check_tolerance(tolerance: float) -> float:
     Raises:
         FedCalError: which says what it may be.
     """
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= MOST_TOLERANCE:
+    if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not 0 <= tolerance <= MOST_TOLERANCE:
         raise FedCalError(f"tolerance {tolerance!r}: give log-odds from 0 to {MOST_TOLERANCE:g}, such as {TOLERANCE}")
     return float(tolerance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ class Monitor:
             raise FedCalError("no sites: name those that will send batches, as the scaler has no personal parts")
         if len(set(names)) < len(names):
             raise FedCalError("a site is named twice: name each once")
-        if isinstance(alpha, bool) or not isinstance(alpha, float | int) or not 1e-9 <= alpha <= 0.5:
+        if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 1e-9 <= alpha <= 0.5:
             raise FedCalError(f"alpha {alpha!r}: give a probability of false alarms up to 0.5, such as {ALPHA}")
         self.sites = [check_client_name(name) for name in names]
         self.alpha, self.tolerance = float(alpha), check_tolerance(tolerance)

@@ -300,8 +300,9 @@ def _floor_handle(label: str = "noise floor") -> Line2D:
 
 
 def short_name(name: str) -> str:
-    """A client's name as a figure has room for it: without its middle, if it is long."""
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 9]}…{name[-8:]}"
+    """A client's name as a figure has room for it: without its middle, if it is long; between two $ there is no formula."""
+    shown = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 9]}…{name[-8:]}"
+    return shown.replace("$", r"\$")
 
 
 def _largest(*arrays: np.ndarray) -> float:

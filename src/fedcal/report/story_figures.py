@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedcal.report.figures import ACCENT, GAP, INK, MUTED, draw_reliability, styled
+from fedcal.report.figures import ACCENT, GAP, INK, MUTED, draw_reliability, short_name, styled
 from fedcal.report.story import ClientChange, Panel
 
 
@@ -52,7 +52,7 @@ def draw_change(ax: Axes, data: ClientChange) -> list[Line2D]:
     for values, colour in ((data.before, MUTED), (data.after, ACCENT)):
         face = ["none" if noise else colour for noise in data.noise]
         ax.scatter(values, at, 20, face, edgecolors=colour, zorder=3, clip_on=False)
-    ax.set_yticks(at, [f"{name} ({n})" for name, n in zip(data.clients, data.n, strict=True)], color=INK)
+    ax.set_yticks(at, [f"{short_name(name)} ({n})" for name, n in zip(data.clients, data.n, strict=True)], color=INK)
     ax.set_ylim(rows - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     known = np.append(data.before, data.after)
