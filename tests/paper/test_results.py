@@ -48,8 +48,10 @@ def test_a_table_in_the_repository_follows_from_the_results(tmp_path, module):
     name, known = module.__name__.rsplit(".", 1)[1], {}
     for path in (RESULTS / ("head" if module is head else "cells")).glob("*.json"):  # head fits methods of its own
         known |= results.read(path)
+    measured = results.read(RESULTS / "tables.json")[name]["cells"]
     names = [cells.name_of(cell.resolve()) for cell in module.cells((0, 1, 2), "cpu", False)]
-    module.present([known[name] for name in names], tmp_path)
+    assert set(measured) <= set(names)
+    module.present([known[name] for name in names if name in measured], tmp_path)
     for ending in ("md", "tex"):
         assert (tmp_path / f"{name}.{ending}").read_bytes() == (RESULTS / f"{name}.{ending}").read_bytes()
     assert results.read(tmp_path / "tables.json") == {name: results.read(RESULTS / "tables.json")[name]}
