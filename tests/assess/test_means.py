@@ -112,6 +112,18 @@ def test_hard_probabilities_have_no_interval_of_the_mean_error():
     assert all(found[name]["low"] is None is found[name]["high"] for name in ("ici", "e50", "e90", "brier_calibration"))
 
 
+def test_sure_models_that_are_right_have_intervals():
+    """Nets for easy data are as sure as log-odds of 40, and right."""
+    rng = np.random.default_rng(0)
+    z = 40 * rng.normal(size=(3000, 3))
+    y = (z + rng.gumbel(size=z.shape)).argmax(1)
+    found = fedcal.evaluate([(z, y)]).pooled
+    assert (np.ptp(z, axis=1) > 40).mean() > 0.5  # far more than 0.1 % are as good as 0 or 1
+    assert all(
+        found[name]["low"] <= found[name]["value"] <= found[name]["high"] < 0.02 for name in ("ici", "e50", "e90")
+    )
+
+
 def test_errors_of_which_few_classes_are_off_reach_down_far_enough():
     """If every class had its part of what was measured, the lower end would be above the truth in a quarter of draws."""
     population = Classes("two classes off", pair=True)

@@ -58,7 +58,9 @@ def test_the_rule():
     assert find_classes([Y + 0.5], 3) is None  # refused later: no whole numbers
     assert find_classes([np.zeros(0)], 3) is None
     assert find_classes([Y], 3, ["owl", "cat", "dog"]).tolist() == ["owl", "cat", "dog"]
-    with pytest.raises(FedCalError, match=r"2 different labels for 3 columns \(cat, dog\): use 0\.\.2, or give `classes`"):
+    with pytest.raises(
+        FedCalError, match=r"2 different labels for 3 columns \(cat, dog\): use 0\.\.2, or give `classes`"
+    ):
         find_classes([WORDS[:2]], 3)
     with pytest.raises(FedCalError, match="classes must be a list of 3 different labels"):
         check_classes(["a", "b", "b"], 3)

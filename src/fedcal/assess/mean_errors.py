@@ -26,9 +26,7 @@ PLACES = 40  # points of equal mass at which a class's curve is looked at: E50 a
 STEPS = 7  # truths on either side of the fitted one, between which an end is interpolated
 REACH = 3.0  # how far they go, in units of the noise
 TAIL = 0.025
-MOST_HARD = (
-    0.05  # share of a class's probabilities that are 0 or 1, above which there is no interval: it would hold too seldom
-)
+MOST_EXCLUDED = 0.001  # share of samples with an outcome of probability 0; beyond, intervals hold too seldom
 QUANTILES = np.array([name in ("e50", "e90") for name in ERRORS])
 
 Class = tuple[int, Points, Curve]  # a class's number, its points and its curve
@@ -83,7 +81,7 @@ def mean_errors(classes: Sequence[Class], together: Together) -> dict[str, Estim
     """
     if not classes:
         return dict.fromkeys(ERRORS, UNKNOWN)
-    if any(points.w[np.abs(points.x) > HARD].sum() > MOST_HARD * points.w.sum() for _, points, _ in classes):
+    if any(excluded(points) > MOST_EXCLUDED for _, points, _ in classes):
         return dict(zip(ERRORS, map(Estimate, _values(classes)), strict=True))
     drawn = correlated_draws(classes, together)
     places = [Place(points, curve, z) for (_, points, curve), z in zip(classes, drawn, strict=True)]
@@ -109,6 +107,12 @@ def mean_errors(classes: Sequence[Class], together: Together) -> dict[str, Estim
     return {
         name: Estimate(*map(float, one)) for name, *one in zip(ERRORS, value, np.maximum(low, 0.0), high, strict=True)
     }
+
+
+def excluded(points: Points) -> float:
+    """The share of samples whose outcome has a probability of 0."""
+    wrong = (np.abs(points.x) > HARD) & (points.y != (points.x > 0))
+    return float(points.w[wrong].sum() / max(points.w.sum(), 1e-300))
 
 
 def _values(classes: Sequence[Class]) -> list[float]:
