@@ -26,7 +26,7 @@ PLACES = 40  # points of equal mass at which a class's curve is looked at: E50 a
 STEPS = 7  # truths on either side of the fitted one, between which an end is interpolated
 REACH = 3.0  # how far they go, in units of the noise
 TAIL = 0.025
-MOST_EXCLUDED = 0.001  # share of samples with an outcome of probability 0; beyond, intervals hold too seldom
+MOST_EXCLUDED = 0.0005  # share of samples with an outcome of probability 0; beyond, intervals hold too seldom
 QUANTILES = np.array([name in ("e50", "e90") for name in ERRORS])
 
 Class = tuple[int, Points, Curve]  # a class's number, its points and its curve
