@@ -27,14 +27,14 @@ CELLS = 512  # of equal width, for the smooth ECE
 STEPS = 24  # curves between which an end is interpolated
 REACH = 6.0  # how far they go, in units of the noise
 TAIL = 0.025
-HARD = 30.0  # log-odds: beyond, a probability is 0 or 1
+HARD = 30.0  # log-odds beyond which a probability counts as 0 or 1
 ERRORS = ("ici", "e50", "e90", "brier_calibration")
 
 
 @cache
 def normal_draws(columns: int) -> np.ndarray:
     """The same standard normal numbers each time: the same samples give the same interval."""
-    if columns == 1:  # of one column, its quantiles: 400 draws happened to spread 9 % less
+    if columns == 1:  # quantiles instead: these 400 draws happened to spread 9 % too little
         return ndtri((np.arange(DRAWS) + 0.5) / DRAWS)[:, None]
     return np.random.default_rng(columns).standard_normal((DRAWS, columns))
 

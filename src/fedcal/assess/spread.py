@@ -83,21 +83,21 @@ def random_effects(values: np.ndarray, errors: np.ndarray) -> Summary:
     return Summary(centre, math.sqrt(scale / w.sum()), math.sqrt(tau2), tau2 / (tau2 + typical), k)
 
 
-def on_scale(known: np.ndarray, there: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:
+def on_scale(known: np.ndarray, transform: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:
     """Values and standard errors of sites on a measure's scale.
 
-    A share of exactly 0 or 1 is infinite there, and leaving out the sites that are always right would make the summary too
+    A share of exactly 0 or 1 is infinite on it, and leaving out the sites that are always right would make the summary too
     low: the middle of their interval stands for the value, and the end that is finite tells the error.
 
     Args:
         known: (sites, 3) values with the ends of their intervals.
-        there: leads to the scale.
+        transform: to that scale.
     """
     with np.errstate(all="ignore"):
-        value, low, high = there(known).T
+        value, low, high = transform(known).T
         errors = (high - low) / (2 * Z)
-        if there is logit:
-            middle, odd = there(known[:, 1:].mean(axis=1)), ~np.isfinite(value + errors)
+        if transform is logit:
+            middle, odd = transform(known[:, 1:].mean(axis=1)), ~np.isfinite(value + errors)
             end = np.where(np.isfinite(low), low, high)
             value, errors = np.where(odd, middle, value), np.where(odd, np.abs(middle - end) / Z, errors)
     return value, errors
@@ -106,12 +106,12 @@ def on_scale(known: np.ndarray, there: Callable[[Any], Any]) -> tuple[np.ndarray
 def spread(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The summary of each measure over the sites that have it with an interval; sites without are left out."""
     found = {}
-    for name, (there, back) in SCALES.items():
+    for name, (transform, back) in SCALES.items():
         rows = [one[name] for one in sites.values() if name in one]
         known = np.array(
             [(r["value"], r["low"], r["high"]) for r in rows if None not in (r["value"], r["low"], r["high"])]
         )
-        values, errors = on_scale(known.reshape(-1, 3), there)
+        values, errors = on_scale(known.reshape(-1, 3), transform)
         usable = np.isfinite(values) & np.isfinite(errors) & (errors > 0)
         if usable.sum() < 2:
             continue

@@ -124,7 +124,7 @@ def federate(
         # The server sees the total of every group: the nodes that are surely in it must have noise enough.
         honest = min((threshold(len(group)) for group in groups), default=None)
         options["privacy"] = privacy_options(
-            epsilon, 1e-5 if delta is None else delta, noise or ("distributed" if secure else "central"), honest, chosen
+            epsilon, delta, noise or ("distributed" if secure else "central"), honest, chosen
         )
     plan = launch.plan(config, out_dir, options, insecure, policy)
     if dry_run:
@@ -145,7 +145,9 @@ def federate(
         tell(out_dir)
 
 
-def privacy_options(epsilon: float, delta: float, where: Any, nodes: int | None, method: Method) -> dict[str, Any]:
+def privacy_options(
+    epsilon: float, delta: float | None, where: Any, nodes: int | None, method: Method
+) -> dict[str, Any]:
     """The settings of a `Privacy` as JSON values, checked, for the strategy's options.
 
     Raises:
@@ -153,7 +155,9 @@ def privacy_options(epsilon: float, delta: float, where: Any, nodes: int | None,
     """
     from fedcal.protocol import Privacy
 
-    privacy = Privacy(epsilon, delta, where=where, nodes=nodes if where == "distributed" else None)
+    privacy = Privacy(
+        epsilon, Privacy.delta if delta is None else delta, where=where, nodes=nodes if where == "distributed" else None
+    )
     privacy.check(method)
     privacy.check_sent()
     _ = privacy.mu  # whether there is such noise, and an accountant: before anything is started

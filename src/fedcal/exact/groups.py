@@ -78,7 +78,7 @@ class Group:
     _asked: list[tuple[int, Descent]] = field(default_factory=list)
 
     def ask(self) -> Points:
-        """What is wanted of the clients."""
+        """What clients are asked: each point once, the lead's first."""
         points, self._asked = distinct_points(self.descents)
         wanted = "none" if self.curvature == "blocks" and self.known else self.curvature
         return Points(self.family, self.fold, wanted, points)

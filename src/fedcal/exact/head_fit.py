@@ -20,17 +20,17 @@ from fedcal.exact.queries import Points, SumQuery
 from fedcal.exact.solve import Descent, Prior, Sums
 from fedcal.exact.stages import FITTING, Clients
 
-# Per feature: with a ridge of 1, the logits of a new head deviate by about 1 before samples have spoken.
+# Per feature: with a ridge of 1, the logits of a new head deviate by about 1 before any sample is seen.
 RIDGES = (10.0, 2.0, 0.4, 0.08, 0.016)
 UNSURE = 0.1  # of the model's own head, to start from: where a model is sure and wrong, its loss is too flat
-CHOOSING_ROUNDS = 12  # of fits to choose among
-FOLD_ROUNDS = 12  # of the best ones' fits without a fold
+CHOOSING_ROUNDS = 12  # most rounds of fits to choose among
+FOLD_ROUNDS = 12  # most rounds of the best ones' fits without a fold
 FRESH = 4  # rounds at first, and then every so many, in which a Hessian is asked for
 
 
 @dataclass
 class HeadGroup:
-    """Descents of heads over the samples outside one fold, in standard units; neighbours are alike.
+    """Descents of heads over the samples outside one fold, in standard units, ordered so that neighbours are similar.
 
     A group with a `guide` asks for no curvature. The guide is a group over all samples from the same start; its curvature of
     the same round is used here too, less the fold's share. So a group is advanced after its guide, in the same rounds or
@@ -54,14 +54,14 @@ class HeadGroup:
         return 1.0 if self.fold == ALL else 1 - self.units.held_out / (self.units.held_out + trained) / FOLDS
 
     def ask(self) -> Points:
-        """What is wanted of the clients."""
+        """What clients are asked: each point once, the lead's first; in some rounds the Hessian too."""
         points, self._asked = distinct_points(self.descents)
         self.rounds += 1
         fresh = self.rounds <= FRESH or self.rounds % FRESH == 0
         return Points(self.family, self.fold, self.curvature if fresh else "none", self.units.raw(points))
 
     def receive(self, sums: Sums) -> None:
-        """Hand the sums to the descents."""
+        """Pass the sums to the descents."""
         known = self.guide.bends[: self.rounds] if self.guide else self.bends
         latest = [Bend.of(sums, self.units)] if "scale" in sums else known[-1:]
         if latest and latest != self.bends[-1:]:
@@ -76,7 +76,7 @@ class HeadGroup:
 
 
 def fit_together(groups: list[HeadGroup]) -> Generator[SumQuery, Sums, None]:
-    """Advance groups side by side; the basis travels only where a Hessian is asked for."""
+    """Advance the groups in the same rounds; the basis is sent only if a Hessian is asked for."""
     basis, none = groups[0].units.basis, np.empty((0, 0))
     return lockstep(groups, lambda at: HeadSums(at, basis if any(of.curvature != "none" for of in at) else none))
 

@@ -17,7 +17,7 @@ from fedcal.exact.solve import Inverse, Prior, Sums
 from fedcal.exact.stages import Clients
 
 FULL_MAX_CLASSES = 20  # up to which Hessians hold what couples classes
-HESSIAN = 100_000  # numbers of a Hessian that travels: they limit the directions that it is about
+HESSIAN = 100_000  # most numbers of a Hessian that is sent; they limit its directions
 BLOCKS = 250_000  # the same where each class is by itself
 OWN_SPREAD = 0.5  # how much a feature's unit follows its own variance; the rest is the mean variance of all features
 

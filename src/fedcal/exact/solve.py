@@ -23,7 +23,7 @@ Sums = dict[str, Array]
 Program = Generator[Query, Sums, Any]  # yields queries, is sent the sums of the replies, returns the result
 Inverse = Callable[[Array], Array]  # a gradient ↦ the inverse Hessian times it
 SMALLEST = 1e-15  # least share of a step that is tried
-UNSEEN = 1.0  # most nats that an unchecked step may promise: if the curvature is wrong, a larger one does harm
+UNCHECKED = 1.0  # most nats that an unchecked step may promise: if the curvature is wrong, a larger one does harm
 MEMORY = 30  # steps that L-BFGS remembers
 
 
@@ -205,7 +205,7 @@ class Descent:
 
     def _stop(self, reason: str) -> None:
         self.done, self.stopped = True, reason
-        is_safe = self.trusting and self._scale > 1e-3 and 0.5 * self._promised < UNSEEN
+        is_safe = self.trusting and self._scale > 1e-3 and 0.5 * self._promised < UNCHECKED
         if not is_safe and self._best is not None:
             self.t = self._best
 

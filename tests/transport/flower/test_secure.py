@@ -332,7 +332,8 @@ def test_a_group_that_becomes_too_small_is_left_out(monkeypatch):
     assert sum("fewer than three nodes" in fault["reason"] for fault in report["faults"]) == 2
 
 
-def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path):
+def grid_with_a_killed_server():
+    """Four nodes whose server is killed at the 30th message, and how many messages there were."""
     inner, count = node_app(), {"n": 0}
 
     def app(message, context):
@@ -341,7 +342,11 @@ def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path):
             raise KeyboardInterrupt
         return inner(message, context)
 
-    grid = grid_of(4, app)
+    return grid_of(4, app), count
+
+
+def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path):
+    grid, _ = grid_with_a_killed_server()
     with pytest.raises(KeyboardInterrupt):
         fit(grid, "fed-bias", secure=True, folder=tmp_path)
     secure = fit(grid, "fed-bias", secure=True, folder=tmp_path)
@@ -352,15 +357,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint(tmp_path):
 @pytest.mark.parametrize("secure", [True, False])
 def test_a_run_goes_on_with_secure_aggregation_as_it_began(tmp_path, secure):
     """Without it, nodes would send openly what they have masked before; with it, masked what they have sent openly."""
-    inner, count = node_app(), {"n": 0}
-
-    def app(message, context):
-        count["n"] += 1
-        if count["n"] == 30:
-            raise KeyboardInterrupt
-        return inner(message, context)
-
-    grid = grid_of(4, app)
+    grid, count = grid_with_a_killed_server()
     with pytest.raises(KeyboardInterrupt):
         fit(grid, "fedcal-plus", secure=secure, folder=tmp_path)
     sent = count["n"]
