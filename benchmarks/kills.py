@@ -76,10 +76,18 @@ def left_over(folder: Path, ports: set[int]) -> list[str]:
     """What must not be there any more, in words."""
     found = [f"process {one}" for one in related(folder)]
     found += [f"port {port}" for port in ports if not is_free(port)]
-    for path in folder.rglob("*") if folder.exists() else ():
-        with contextlib.suppress(OSError):
-            if path.name == "tmp" or (path.is_file() and b"PRIVATE KEY" in path.read_bytes()):
-                found.append(str(path))
+    return found + keys_and_temporary(folder)
+
+
+def keys_and_temporary(folder: Path) -> list[str]:
+    """Private keys and temporary folders in a folder that may still be emptied."""
+    found: list[str] = []
+    for parent, folders, files in os.walk(folder):  # unlike rglob, it passes over folders that vanish while it looks
+        found += [f"{parent}/tmp"] * ("tmp" in folders)
+        for path in (Path(parent, name) for name in files):
+            with contextlib.suppress(OSError):
+                if b"PRIVATE KEY" in path.read_bytes():
+                    found.append(str(path))
     return found
 
 

@@ -2,9 +2,11 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -23,6 +25,25 @@ from fedcal.federate.processes import Processes
 def test_federate_leaves_nothing(tmp_path, how, after):
     words = kills.command("federate", *kills.FEDERATE.split(), "--out", tmp_path / "run")
     assert kills.kill(words, tmp_path, how, after)
+
+
+def test_folders_that_vanish_during_the_search_are_no_error(tmp_path):
+    done = threading.Event()
+
+    def come_and_go():
+        while not done.is_set():
+            (tmp_path / "run" / "keys" / "more").mkdir(parents=True)
+            shutil.rmtree(tmp_path / "run")
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            assert not kills.keys_and_temporary(tmp_path)
+    finally:
+        done.set()
+        thread.join()
 
 
 RUN = "--data heart --rounds 6 --method uncal --method fed-ts --quiet"
