@@ -43,3 +43,17 @@ def halves(clients: Split) -> tuple[Split, Split]:
         a, b = order[: len(order) // 2], order[len(order) // 2 :]
         first[name], second[name] = (logits[a], labels[a]), (logits[b], labels[b])
     return first, second
+
+
+def deal(clients: Split, parts: int, number: int) -> tuple[Split, Split]:
+    """Part `number` of each client's samples, dealt at random into equal parts, and all the others."""
+    chosen, others = {}, {}
+    for name, (logits, labels) in clients.items():
+        rng = numpy_rng(0, "deal", name)
+        order, offset = rng.permutation(len(labels)), int(rng.integers(parts))  # small clients do not all begin with 0
+        part = (order + offset) % parts
+        of, rest = (torch.from_numpy(rows) for rows in (part == number, part != number))
+        if bool(of.any()):
+            chosen[name] = logits[of], labels[of]
+        others[name] = logits[rest], labels[rest]
+    return chosen, others

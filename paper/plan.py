@@ -47,6 +47,13 @@ def untouched(device: str) -> list[Config]:
     return same + [c for data, net in others.items() for c in paper_cells(data, seeds=(3,), model=net, **given)]
 
 
+def development(device: str) -> list[Config]:
+    """Federations to develop on: half of each client's training samples are held out, and nobody looks at test sets."""
+    given: dict[str, Any] = {"device": device, "method": ("uncal",), "cal_fraction": 0.5, "rounds": 60}
+    seeds = {"mnist": (100,), "cifar10": (100, 101), "cifar100": (100, 101)}
+    return [c for data, of in seeds.items() for c in paper_cells(data, seeds=of, **given)]
+
+
 def momentum(seeds: Sequence[int], device: str, quick: bool) -> list[Config]:
     """Table 1's federations trained without momentum."""
     sets = DATA[:1] if quick else DATA

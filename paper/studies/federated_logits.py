@@ -42,7 +42,6 @@ def measure(path: Path, name: str) -> dict[str, Any]:
         "rounds": fitted.ledger.rounds,
         "bytes_up": fitted.ledger.total_up,
         "family": next((f for f in ("matrix", "vector", "bias", "temperature") if f in fitted.params), ""),
-        "map": "beta" in fitted.params or "hist" in fitted.params,
     }
 
 
@@ -62,7 +61,7 @@ def main() -> None:
                 f"{path.stem:14s} {name:18s} ECE {r['ece']:7.2%} (floor {r['ece_floor']:6.2%})  NLL {r['nll']:.4f}"
                 f"  accuracy {r['accuracy']:.2%}  local {r['local']['ece']:.2%} / {r['local']['worst_ece']:.2%}"
                 f"  own {r['own']['ece']:.2%} / {r['own']['worst_ece']:.2%} (floor {r['own']['ece_floor']:.2%}),"
-                f" accuracy {r['own']['accuracy']:.2%}  {r['family']}{' + map' if r['map'] else ''}",
+                f" accuracy {r['own']['accuracy']:.2%}  {r['family']}",
                 flush=True,
             )
         if args.out:

@@ -109,20 +109,21 @@ def test_arrays_give_arrays_and_tensors_tensors():
 # --- probabilities -------------------------------------------------------------------------------------------------
 
 
-def test_probabilities_calibrate_as_their_logits_do():
-    """Within 1e-3: fedcal-plus deals its folds by the logits' values, which differ by a constant in each row."""
+@pytest.mark.parametrize(("method", "atol"), [("fed-matrix", 1e-12), ("fedcal-plus", 0.02)])
+def test_probabilities_calibrate_as_their_logits_do(method, atol):
+    """To rounding; `fedcal-plus` deals its folds by the values of logits, which differ by a constant in each row."""
     clients = {"a": (LOGITS[:120], LABELS[:120]), "b": (LOGITS[120:], LABELS[120:])}
     given = {name: (softmax(z), y) for name, (z, y) in clients.items()}
-    by_logits, by_probs = fedcal.calibrate(clients), fedcal.calibrate(given, probs=True)
+    by_logits, by_probs = fedcal.calibrate(clients, method), fedcal.calibrate(given, method, probs=True)
     assert by_probs.probs is True and by_logits.probs is None
     for client in (None, "a"):
         expected = by_logits.predict_proba(LOGITS, client)
-        assert np.allclose(by_probs.predict_proba(softmax(LOGITS), client), expected, atol=1e-3)
-        assert np.allclose(by_probs.predict_proba(LOGITS, client, probs=False), expected, atol=1e-3)
-        assert np.allclose(by_logits.predict_proba(softmax(LOGITS), client, probs=True), expected, atol=1e-3)
+        assert np.allclose(by_probs.predict_proba(softmax(LOGITS), client), expected, atol=atol)
+        assert np.allclose(by_probs.predict_proba(LOGITS, client, probs=False), expected, atol=atol)
+        assert np.allclose(by_logits.predict_proba(softmax(LOGITS), client, probs=True), expected, atol=1e-6)
     by_logits.welcome("c", LOGITS, LABELS)
     by_probs.welcome("c", softmax(LOGITS), LABELS)
-    assert np.allclose(by_probs.predict_proba(softmax(LOGITS), "c"), by_logits.predict_proba(LOGITS, "c"), atol=1e-3)
+    assert np.allclose(by_probs.predict_proba(softmax(LOGITS), "c"), by_logits.predict_proba(LOGITS, "c"), atol=atol)
 
 
 def test_a_probability_of_zero_counts_as_the_smallest_float32():

@@ -59,7 +59,7 @@ def test_histogram_maps_are_monotone(seed, pseudo):
 def test_a_map_of_nothing_is_the_identity():
     log_p, log_q = np.array([-0.1]), np.array([2.3])
     assert np.array_equal(maps.map_log_odds({}, log_p, log_q), log_p + log_q)
-    assert np.allclose(maps.map_log_odds({"beta": np.array(maps.IDENTITY)}, log_p, log_q), log_p + log_q)
+    assert np.allclose(maps.map_log_odds({"beta": maps.IDENTITY}, log_p, log_q), log_p + log_q)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -50,10 +50,24 @@ def test_studies_read_the_same_samples_and_measure_both_variants(recorded):
         expected = Recording(folders[0]).samples(split)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[c][i], expected[c][i]) for c in expected for i in (0, 1))
-    improve, keep = (few_rounds.measure(folders[0])[name] for name in few_rounds.METHODS)
+    improve, keep = (few_rounds.measure(folders[0], parts=0)[name] for name in few_rounds.METHODS)
     uncal = recorded[2]["methods"]["uncal"]["global"]
     assert keep["global"]["accuracy"] == uncal["accuracy"] and improve["rounds"] <= 20
     assert improve["global"]["nll"] < uncal["nll"] > keep["global"]["nll"]
+
+
+def test_parts_of_the_calibration_samples_are_disjoint_and_test_samples_stay_closed(recorded, monkeypatch):
+    _, folders, _, _ = recorded
+    cal, _ = logits.read(folders[0])
+    parts = [logits.deal(cal, 3, i) for i in range(3)]
+    for name, (z, y) in cal.items():
+        assert sum(len(of[name][1]) for of, _ in parts if name in of) == len(y)
+        for of, rest in parts:
+            both = torch.cat([*(p[name][0] for p in (of, rest) if name in p)])
+            assert torch.equal(both.sort(0).values, z.sort(0).values)
+    monkeypatch.setattr(logits, "read", lambda path: (cal, None))
+    found = few_rounds.measure(folders[0], parts=2)["fedcal-plus"]
+    assert 0 < found["global"]["ece"] < 1 and len(found["family"]) == 2
 
 
 def test_a_second_time_nothing_is_done_again(recorded, monkeypatch):

@@ -9,7 +9,7 @@ from paper.by_seed import origin
 
 RESULTS = Path(results.__file__).parent / "results"
 DEPTHS = dict.fromkeys(("figure5", "theory", "hospitals"), 2)  # of JSON, if not 1
-DEPTHS |= dict.fromkeys(("conformal", "conformal-coverage", "conformal-table1"), 2)
+DEPTHS |= dict.fromkeys(("conformal", "conformal-coverage", "conformal-table1", "conformal-table1-again"), 2)
 DEPTHS |= dict.fromkeys(("monitor", "monitor-real", "monitor-small"), 3)
 CONTENT = {
     "b": {"x": 0.1 + 0.2, "list": [1, 2.5e-300, None], "text": 'β "quoted" \n', "empty": {}},

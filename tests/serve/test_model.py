@@ -48,7 +48,7 @@ MAPPED = {"beta": torch.tensor([0.9, 0.7, -0.2]), "hist": torch.tensor([[-1.0, 0
 
 
 def keep() -> Scaler:
-    """fedcal-plus that keeps the order, with both confidence maps, whatever cross-fitting would have kept."""
+    """fedcal-plus that keeps the order, with confidence maps that go far."""
     calibration = fitted("fedcal-plus", accuracy="keep")
     assert "order" in calibration.params
     return replace(
@@ -104,10 +104,10 @@ def test_is_a_module():
     assert half(x.bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["fedcal", "fedcal-plus", "fed-bias"])
+@pytest.mark.parametrize("name", ["fedcal", "fedcal-plus", "fed-bias", "keep"])
 def test_gradients_pass_through(name):
     model = net()
-    CalibratedModel(model, fitted(name))(inputs(8)).log().sum().backward()
+    CalibratedModel(model, keep() if name == "keep" else fitted(name))(inputs(400)).log().sum().backward()
     assert all(bool(value.grad is not None and value.grad.isfinite().all()) for value in model.parameters())
 
 
@@ -212,6 +212,23 @@ def test_onnx(case, tmp_path):
     for x in (inputs(1), inputs(300), inputs(300, 100.0), inputs(2, 0.0)):
         found = session.run(["probabilities"], {"input": x.numpy()})[0]
         assert np.abs(found - calibration.predict_proba(model(x), client=1).numpy()).max() <= 1e-5
+
+
+@pytest.mark.parametrize("accuracy", ["improve", "keep"])
+def test_onnx_of_ties_and_of_large_logits(accuracy, tmp_path):
+    """Classes that share the top stay equal, and logits a thousand times as large are no NaN."""
+    pytest.importorskip("onnxscript", reason="needs fedcal[onnx]")
+    runtime = pytest.importorskip("onnxruntime", reason="needs fedcal[onnx]")
+    rng = np.random.default_rng(1)
+    z = np.round(2 * rng.normal(size=(900, K)))
+    y = (z @ (np.eye(K) + 0.8 * rng.normal(size=(K, K))) + rng.gumbel(size=z.shape)).argmax(1)
+    scaler = fedcal.calibrate([(z, y)], "fedcal-plus", accuracy=accuracy)
+    assert ("order" in scaler.params) == (accuracy == "keep") and (np.sort(z)[:, -1] == np.sort(z)[:, -2]).any()
+    export_onnx(CalibratedModel(nn.Identity(), scaler), torch.tensor(z[:9]), tmp_path / "x.onnx")
+    session = runtime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
+    for scale in (1, 1000, 1e300):
+        found = session.run(None, {session.get_inputs()[0].name: scale * z})[0]
+        np.testing.assert_allclose(found, scaler.predict_proba(scale * z), atol=1e-6)
 
 
 def test_onnx_leaves_the_mode_and_writes_nothing_when_refused(tmp_path, monkeypatch):

@@ -142,7 +142,10 @@ def _in_order(x: Any, descending: bool) -> tuple[Any, Any]:
 def logsumexp(x: Any, axis: int) -> Any:
     """log Σ eˣ along an axis."""
     if not is_array(x):
-        return x.logsumexp(axis)
+        if not tracing(x):
+            return x.logsumexp(axis)
+        top = x.amax(axis, keepdim=True)  # onnxruntime's own gave NaN for some large values
+        return (x - top).exp().sum(axis).log() + top.squeeze(axis)
     top = x.max(axis, keepdims=True)
     return np.log(np.exp(x - top).sum(axis)) + top.squeeze(axis)
 

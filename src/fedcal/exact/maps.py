@@ -23,7 +23,7 @@ from fedcal.base.bins import equal_mass
 GRID = np.linspace(-5, 15, 241)
 N_FINE = len(GRID) + 1
 KNOTS = 15  # of a histogram map at most
-IDENTITY = (1.0, 1.0, 0.0)
+IDENTITY = np.array([1.0, 1.0, 0.0])
 
 
 def top(u: Any) -> tuple[Any, Any, Any]:
@@ -94,33 +94,27 @@ class Bins:
         count, hits, _, log_p, log_q = histogram[:, histogram[0] > 0]
         return cls(count, hits, log_p / count, log_q / count)
 
-    def losses(self, maps: Params) -> tuple[Array, Array]:
-        """The loss of one miss and of one hit in each bin, under a map."""
+    def loss(self, maps: Params) -> float:
+        """The summed log loss of right and wrong labels, under a map."""
         v = map_log_odds(maps, self.log_p, self.log_q)
-        return softplus(v), softplus(-v)
-
-    def total(self, of_miss: Array, of_hit: Array) -> float:
-        """Sum over all samples, given the value of one miss and of one hit in each bin."""
-        return float((self.count - self.hits) @ of_miss + self.hits @ of_hit)
+        return float((self.count - self.hits) @ softplus(v) + self.hits @ softplus(-v))
 
 
 def fit_beta(histogram: Array) -> Array:
     """The server part: the beta map of a summed histogram, with a prior at the identity that is worth one sample."""
-    bins, mean = Bins.of(histogram), np.array(IDENTITY)
+    bins = Bins.of(histogram)
     x = np.stack([bins.log_p, bins.log_q, np.ones_like(bins.log_p)], 1)
 
     def value(t: Array) -> float:
-        return bins.total(*bins.losses({"beta": t})) + 0.5 * float(((t - mean) ** 2).sum())
+        return bins.loss({"beta": t}) + 0.5 * float(((t - IDENTITY) ** 2).sum())
 
-    t, scale = mean, 1.0
+    t, scale = IDENTITY, 1.0
     for _ in range(60):
         q = sigmoid(x @ t)
-        gradient = x.T @ (bins.count * q - bins.hits) + t - mean
+        gradient = x.T @ (bins.count * q - bins.hits) + t - IDENTITY
         move = beta_step(x.T @ ((bins.count * q * (1 - q))[:, None] * x) + np.eye(3), gradient, t)
         scale, before = 1.0, value(t)
-        before += 1e-12 * abs(
-            before
-        )  # the last step gains less than rounding: whether it is taken must not hang on that
+        before += 1e-12 * abs(before)  # a last step may gain less than rounding, and is taken all the same
         while scale > 1e-9 and not value(t + scale * move) <= before:
             scale /= 2
         t = t + scale * move
@@ -158,6 +152,12 @@ def hist_knots(histogram: Array, pseudo: float) -> Array:
     return np.log(knots) - np.log1p(-knots)
 
 
+def shrunk(beta: Array, hist: Array, share: float) -> Params:
+    """The maps that go a share of the way from the identity to these; they stay monotone, rounding included."""
+    x, y = hist
+    return {"beta": (1 - share) * IDENTITY + share * beta, "hist": np.stack([x, (1 - share) * x + share * y])}
+
+
 def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """The closest non-decreasing sequence: neighbours out of order are pooled."""
     blocks: list[tuple[float, float, int]] = []
@@ -175,15 +175,15 @@ def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def lift(u: Any, v: Any) -> Any:
     """Give each row's top label the log-odds v, and keep the order of all classes.
 
-    Only the top logit is changed, so the other classes keep their ratios. If the second class would overtake, the sample
-    gets a temperature instead.
+    Only the top logit is changed, so the other classes keep their ratios; classes that share the top move together. If the
+    second class would overtake, the sample gets a temperature instead.
     """
     xp, (label, log_p, log_q) = namespace(u), top(u)
     label = label[:, None]
     first, second = take(u, label), xp.amax(put(u, label, -math.inf), 1)
     gap, shift = first[:, 0] - second, v - (log_p + log_q)
     fits = ((shift >= 0) & (gap > 0)) | (gap + shift > 1e-4)
-    moved = put(u, label, first + shift[:, None])
+    moved = xp.where(u == first, u + shift[:, None], u)
     if tracing(u):  # a graph has no rows to pick: do both everywhere
         return xp.where(fits[:, None], moved, lift_by_temperature(u, v))
     if not bool(fits.all()):
@@ -199,7 +199,7 @@ def lift_by_temperature(u: Any, v: Any) -> Any:
     """
     xp, label, k = namespace(u), u.argmax(1)[:, None], u.shape[1]
     finite = u - take(u, label)  # 0 at the label
-    rest = put(finite, label, -math.inf)
+    rest = put(finite, label, float(xp.finfo(u.dtype).min) / 1e7)  # finite, times any t: −inf has no gradient
     gap = -xp.amax(rest, 1)[:, None]
     v = xp.clip(v, -math.log(k - 1) + 1e-2, None)[:, None]
     # It starts from two bounds of the curve, both on the left: the second class alone, and all of them at their mean.

@@ -129,7 +129,7 @@ def fit_confidences(
     middle = np.append(ODDS - width / 2, ODDS[-1] + width / 2)
     none: Params = {"hist": np.stack([middle, middle])}
     if kind == "beta":
-        none = {"beta": np.array(maps.IDENTITY)}
+        none = {"beta": maps.IDENTITY.copy()}
     if fit.fallback:
         return none
     query = Confidences(len(fit.labels), GAINS, float(fit.t[0]))
@@ -290,7 +290,7 @@ def _identity(k: int, family: Family, labels: Array, noise: float) -> PrivateFit
 
 def _beta(count: Array, hits: Array, middle: Array, ridge: float) -> Array:
     """The beta map of binned samples, by Newton's method."""
-    p, identity = sigmoid(middle), np.array(maps.IDENTITY)
+    p, identity = sigmoid(middle), maps.IDENTITY
     x = np.stack([np.log(p), -np.log1p(-p), np.ones_like(p)], 1)
     t = identity
     for _ in range(20):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcal.base.arrays import Array, Params
+from fedcal.base.arrays import Array, Params, softmax, sum_of
 from fedcal.exact import maps, prior_shift, queries
 from fedcal.exact.groups import Group, lockstep
 from fedcal.exact.linear import Curvature, identity, n_parameters, widen
@@ -24,6 +24,8 @@ FITTING = 1e-8
 ROUNDS, SLOW_ROUNDS = 60, 240  # most rounds of a single fit, with whole Hessians and without
 DIAGONAL = 30.0  # largest precision of a matrix's diagonal; vectors choose 10 to 100
 PSEUDO = (1000.0, 300.0, 100.0, 30.0, 10.0)  # histogram map: pseudo-samples per bin that shrink it to the identity
+SHARES = (0.0, 0.5, 1.0)  # of the way from no confidence map to a whole one
+TRUST = 0.5  # in what a map gains out of fold, which is partly chance; 1 was slightly worse on development data
 OCTAVES = 2.0 ** np.arange(-3, 4)  # scales around a first guess
 GRIDS = 3  # most grids of such scales
 
@@ -138,37 +140,31 @@ def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuer
 # --- confidence maps and the prior shift -----------------------------------------------------------------------------
 
 
-def choose_map(histograms: Array, clients: Clients) -> Params:
-    """The mean of a beta map and the best histogram map, if it is better than no map out of fold; else nothing.
+def average_map(histograms: Array) -> Params:
+    """A mean of confidence maps that go more or less far from the identity, weighted by what each gains out of fold.
 
-    In log-odds, the bias of the beta map and the noise of the histogram average out. On held-out data their mean was better
-    than either alone, and than a choice between them.
+    Where none gains more than the others, the mean goes half of the way to the fitted maps. Where one gains many nats more,
+    the mean is nearly that one. On development data, a mean was better than a choice (docs/log.md).
 
     Args:
         histograms: of out-of-fold confidences, by fold (`maps.fine_histogram`).
-        clients: how many samples there are.
     """
-    whole = histograms.sum(0)
-    betas = [maps.fit_beta(whole - one) for one in histograms]
+    whole, gains = histograms.sum(0), np.zeros(len(PSEUDO) * len(SHARES))
+    for one in histograms:
+        bins = maps.Bins.of(one)
+        gains += [bins.loss({}) - bins.loss(tried) for tried in _maps_to_average(whole - one)]
+    weights, tried = softmax(TRUST * gains, 0), _maps_to_average(whole)
+    return {name: sum_of(w * of[name] for w, of in zip(weights, tried, strict=True)) for name in tried[0]}
 
-    def loss_of(pseudo: float, with_beta: bool) -> tuple[float, float]:
-        """The summed out-of-fold gain of a map, and the sum of its squares."""
-        gain = square = 0.0
-        for one, beta in zip(histograms, betas, strict=True):
-            found = {"hist": maps.hist_knots(whole - one, pseudo)} | ({"beta": beta} if with_beta else {})
-            bins = maps.Bins.of(one)
-            by_miss, by_hit = (a - b for a, b in zip(bins.losses({}), bins.losses(found), strict=True))
-            gain += bins.total(by_miss, by_hit)
-            square += bins.total(by_miss**2, by_hit**2)
-        return gain, square
 
-    pseudo = max(PSEUDO, key=lambda p: loss_of(p, False)[0])  # judged without the beta map
-    total, square = loss_of(pseudo, True)
-    gain = total / clients.n
-    error = (max(square / clients.n - gain**2, 0.0) / clients.n) ** 0.5
-    if gain <= (0.0 if clients.n >= 300 else error):  # with under 20 samples per bin, chance looks better too often
-        return {}
-    return {"beta": maps.fit_beta(whole), "hist": maps.hist_knots(whole, pseudo)}
+def _maps_to_average(histogram: Array) -> list[Params]:
+    """Pairs of a beta map and a histogram map, each a share of the way from the identity.
+
+    A pair is used by its mean (`maps.map_log_odds`): in log-odds, the bias of the one and the noise of the other average out.
+    A third of the pairs are the identity, so that it counts as much as going half or all of the way.
+    """
+    beta, hists = maps.fit_beta(histogram), [maps.hist_knots(histogram, pseudo) for pseudo in PSEUDO]
+    return [maps.shrunk(beta, hist, share) for hist in hists for share in SHARES]
 
 
 def fit_prior_shift(fold_map: FoldMap, confidence_map: Params, labels: Array) -> Generator[SumQuery, Sums, Params]:

@@ -30,7 +30,7 @@ from fedcal.exact.linear import centre
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import apply_confidence_map
 from fedcal.exact.solve import Program
-from fedcal.exact.stages import choose_map, fit_linear, fit_prior_shift, start
+from fedcal.exact.stages import average_map, fit_linear, fit_prior_shift, start
 from fedcal.methods.fed_linear import first_stage
 from fedcal.methods.fedcal_plus import FedCalPlus, choose_family, personal_shift, too_few
 from fedcal.methods.method import Additive, Method, Stage, option
@@ -103,7 +103,7 @@ class FedHead(Additive):
         head = yield from choose_head(chosen.fold_map, chosen.family == "temperature", clients)
         params = {chosen.family: chosen.fit.t} if head is None else {HEAD: head.whole, "trained": head.trained}
         fold_map = chosen.fold_map if head is None else head.fold_map
-        found = choose_map((yield queries.Histogram(fold_map, False))["histogram"], clients)
+        found = average_map((yield queries.Histogram(fold_map, False))["histogram"])
         local = (yield from fit_prior_shift(fold_map, found, clients.labels)) if self.prior_shift else {}
         return {**params, **found, **local}
 

@@ -4,7 +4,7 @@
    out-of-fold NLL, folds lying inside each client. Each family is shrunk towards a temperature, and what it shares with a
    smaller one no more than that one (`stages.prior_of`). Leaving the temperature, which may move the argmax, takes a gain
    of two standard errors and no loss of accuracy; a larger family takes one more.
-2. A map of the top confidence, fitted on the chosen map's out-of-fold confidences and kept only if it helps there.
+2. A map of the top confidence: a mean of several, fitted on the chosen map's out-of-fold confidences (`stages.average_map`).
 3. The clients' label distributions: what a client needs to shift the posterior to its own (prior_shift.py).
 
 `accuracy="keep"` leaves the order of the classes as the model gave it. Its confidence in the model's top label is still
@@ -38,7 +38,7 @@ from fedcal.exact.linear import FAMILIES, centre
 from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import SumQuery, apply_confidence_map
 from fedcal.exact.solve import Program, Sums
-from fedcal.exact.stages import MATRIX_NEWTON_MAX, Clients, choose_map, fit_linear, fit_prior_shift, start
+from fedcal.exact.stages import MATRIX_NEWTON_MAX, Clients, average_map, fit_linear, fit_prior_shift, start
 from fedcal.methods.fed_linear import first_stage, fit_stages, start_stages
 from fedcal.methods.method import Additive, Stage, option
 
@@ -102,7 +102,7 @@ class FedCalPlus(Additive):
         family, fold_map = chosen.family, chosen.fold_map
         model_top = self.accuracy == "keep" and family != "temperature"
         histograms = (yield queries.Histogram(fold_map, model_top))["histogram"]
-        found = choose_map(histograms, clients)
+        found = average_map(histograms)
         params = {family: chosen.fit.t}
         if model_top:
             params["order"] = temperature.fit.t  # the model's own order, at its own temperature
