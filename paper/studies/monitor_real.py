@@ -78,7 +78,8 @@ def watch(scaler: Scaler, cal: Split, weeks: Weeks, tolerance: float) -> Verdict
     for number in range(max(map(len, weeks.values()))):
         for site, batches in weeks.items():
             if number < len(batches) and len(batches[number][1]) >= LEAST:
-                monitor.add(monitor.sums(scaler, site, f"{number + 1}", *batches[number], tolerance=tolerance))
+                batch = monitor.sums(scaler, site, f"{number + 1}", *batches[number], tolerance=tolerance)
+                monitor.add(batch, same_sums=True)  # of other samples: each is in one batch
     return monitor.verdict()
 
 

@@ -60,6 +60,20 @@ def test_from_start_to_alarm(folder, capsys):
     assert not [one for one in fedcal.Monitor.load("state").verdict().findings if one.site == "north" and one.drifted]
 
 
+def test_other_samples_with_the_same_sums_are_added_on_request(folder, capsys):
+    for week in ("w0", "w1"):
+        Path(f"{week}.csv").write_text("logit,label\n" + "2,sick\n-2,healthy\n" * 10)
+        scaler = ("--scaler", "fit/scaler.safetensors")
+        assert run("monitor", "sums", f"{week}.csv", *scaler, "--name", "north", "--out", f"{week}.sums") == 0
+    both = ("w0.sums", "w1.sums")
+    assert run("monitor", "check", "state", *both) == 2
+    said = capsys.readouterr().err
+    assert "w1.sums: north: batch 'w1' has the sums of batch 'w0'" in said and "--same-sums" in said
+    for expected in ("2 of 2", "0 of 2"):
+        assert run("monitor", "check", "state", *both, "--same-sums") == 0
+        assert f"{expected} batches are new." in capsys.readouterr().out
+
+
 def test_a_folder_may_name_the_reference_last(folder, capsys):
     week = sums(folder, "north", "2025-W07", 0.5)
     reference = sums(folder, "north", "reference", 0.5, True, "--reference")

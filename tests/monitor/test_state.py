@@ -154,6 +154,22 @@ def test_nothing_is_taken_twice_nor_anything_elses(federation):
         assert monitor.verdict() == before
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_other_samples_that_the_model_is_as_sure_of_are_not_taken_for_the_same(federation, labelled):
+    """Five samples of one class, all with a probability above 0.9999999: only their small digits tell them apart."""
+    scaler, samples = federation
+    monitor, rng = fedcal.Monitor(scaler), np.random.default_rng(0)
+    monitor.add(monitor.sums(scaler, "north", "r", *samples["north"], reference=True))
+    y = np.zeros(5, int) if labelled else None
+    weeks = [22 * np.eye(3)[[0] * 5] + rng.normal(size=(5, 3)) for _ in range(50)]
+    misses = [1 - scaler.predict_proba(z, "north")[:, 0] for z in weeks]
+    assert 1e-14 < np.min(misses) and np.max(misses) < 1e-7
+    for number, z in enumerate(weeks):
+        assert monitor.add(monitor.sums(scaler, "north", f"w{number}", z, y))
+    with pytest.raises(fedcal.FedCalError, match="has the sums of batch 'w7'"):
+        monitor.add(monitor.sums(scaler, "north", "again", weeks[7][::-1].copy(), y))
+
+
 def test_a_new_offset_is_noticed_beside_a_reference(federation, tmp_path):
     """Its predictions would differ from the reference's without any drift."""
     scaler, samples = federation
@@ -170,14 +186,22 @@ def test_a_new_offset_is_noticed_beside_a_reference(federation, tmp_path):
         assert again.add(again.sums(scaler, "north", "w0", z[:50], y[:50]))
 
 
-def test_scores_of_few_values_may_give_the_same_sums_twice(federation):
-    """Other samples with the same sums cannot be told from the same samples: together with the next ones they count."""
+def test_scores_of_few_values_may_give_the_same_sums_twice(federation, tmp_path):
+    """Other samples with the same sums cannot be told from the same samples: only who knows that may add them."""
     scaler, _ = federation
-    monitor, z = fedcal.Monitor(scaler), np.tile([2.0, 0.0, 1.0], (5, 1))
-    assert monitor.add(monitor.sums(scaler, "north", "w0", z, [0, 0, 0, 1, 2]))
-    with pytest.raises(fedcal.FedCalError, match="other samples, sum them up together with the next"):
-        monitor.add(monitor.sums(scaler, "north", "w1", z, [0, 1, 0, 2, 0]))
-    assert monitor.add(monitor.sums(scaler, "north", "w1", np.tile(z, (2, 1)), [0, 1, 0, 2, 0, 0, 0, 0, 1, 2]))
+    monitor, z = fedcal.Monitor(scaler, ["north"]), np.tile([2.0, 0.0, 1.0], (5, 1))
+    first, second = (
+        monitor.sums(scaler, "north", name, z, y) for name, y in {"w0": [0, 0, 0, 1, 2], "w1": [0, 1, 0, 2, 0]}.items()
+    )
+    monitor.add(first)
+    with pytest.raises(fedcal.FedCalError, match="if these are other samples, allow the same sums"):
+        monitor.add(second)
+    assert monitor.add(second, same_sums=True)
+    monitor.save(tmp_path / "state")
+    for one in (monitor, fedcal.Monitor.load(tmp_path / "state")):
+        before = one.verdict()
+        assert before.findings[-1].samples == 10
+        assert not one.add(first, same_sums=True) and not one.add(second) and one.verdict() == before
 
 
 def test_bad_settings_are_one_line(federation):

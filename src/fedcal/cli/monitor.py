@@ -119,6 +119,13 @@ def monitor_check(
         Path | None, typer.Option("--json", metavar="FILE", help="Also write all results as JSON.")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML page with the evidence over time.")] = None,
+    same_sums: Annotated[
+        bool,
+        typer.Option(
+            "--same-sums",
+            help="Also add batches with the sums of another batch: you know that they are of other samples.",
+        ),
+    ] = False,
 ) -> None:
     """Add the sums that sites sent, all of them or none, and report any drift.
 
@@ -138,7 +145,7 @@ def monitor_check(
         monitor = Monitor.load(state)
         loaded = [(path, Batch.load(path)) for path in given]
         loaded.sort(key=lambda one: one[1].about is not About.REFERENCE)  # a folder's order is that of names
-        new = sum(_add(monitor, *one) for one in loaded)
+        new = sum(_add(monitor, *one, same_sums) for one in loaded)
         if new:
             monitor.save(state)
     verdict = monitor.verdict()
@@ -155,8 +162,8 @@ def monitor_check(
         raise typer.Exit(DRIFT)
 
 
-def _add(monitor: Monitor, path: Path, batch: Batch) -> bool:
+def _add(monitor: Monitor, path: Path, batch: Batch, same_sums: bool) -> bool:
     try:
-        return monitor.add(batch)
+        return monitor.add(batch, same_sums)
     except FedCalError as error:
         raise FedCalError(f"{path}: {error}; nothing was added") from None

@@ -151,7 +151,7 @@ class Batch:
     @property
     def digest(self) -> str:
         """Of all it holds but its name: the same samples sent again, in any order, have the same."""
-        rounded = {name: getattr(self, name).round(decimals=6) + 0.0 for name in ("expected", "ratios")}  # no -0.0
+        rounded = {name: _significant(getattr(self, name)) for name in ("expected", "ratios")}
         return hashlib.blake2b(replace(self, batch="", **rounded).pack(), digest_size=16).hexdigest()
 
     def save(self, path: str | Path) -> None:
@@ -176,6 +176,15 @@ class Batch:
             return cls.unpack(read_bytes(Path(path), MOST_BYTES))
         except FedCalError as error:
             raise FedCalError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
+def _significant(sums: Tensor) -> Tensor:
+    """Round to nine digits, so that the order of summation does not count.
+
+    Not to decimal places: samples that a model is sure of differ by a millionth.
+    """
+    mantissa, exponent = torch.frexp(sums)
+    return torch.ldexp((mantissa * 2**30).round(), exponent - 30) + 0.0  # no -0.0
 
 
 def fingerprint(scaler: Scaler) -> str:

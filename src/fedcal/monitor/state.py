@@ -151,31 +151,35 @@ class Monitor:
         """
         return sums_of(scaler, site, batch, logits, labels, reference, tolerance, min_count, probs)
 
-    def add(self, batch: Batch) -> bool:
+    def add(self, batch: Batch, same_sums: bool = False) -> bool:
         """Add a batch.
 
         Args:
             batch: from a site. Batches of one site count in the order in which they are added.
+            same_sums: also add a batch with the sums of an earlier one under another name. Set this only if you know that
+                these are other samples, which a model with few distinct probabilities may well have.
 
         Returns:
             Whether it was new. The same batch again changes nothing.
 
         Raises:
-            FedCalError: it is of another scaler, tolerance or site, or its name was used for other samples.
+            FedCalError: it is of another scaler, tolerance or site, its name was used for other samples, or its sums are
+                those of another batch.
         """
         self._check(batch)
         known = self.taken.setdefault(batch.site, {})
         digest = batch.digest
-        if (same := next((name for name, of in known.items() if of[0] == digest), None)) is not None:
-            if same == batch.batch:
+        if batch.batch in known:
+            if known[batch.batch][0] == digest:
                 return False
             raise FedCalError(
-                f"{batch.site}: batch {batch.batch!r} has the sums of batch {same!r}: a sample counts once; if these are "
-                "other samples, sum them up together with the next ones"
-            )
-        if batch.batch in known:
-            raise FedCalError(
                 f"{batch.site}: batch {batch.batch!r} was sent before with other sums: give each its name"
+            )
+        same = next((name for name, of in known.items() if of[0] == digest), None)
+        if same is not None and not same_sums:
+            raise FedCalError(
+                f"{batch.site}: batch {batch.batch!r} has the sums of batch {same!r}, and a sample counts once: leave it out, "
+                "or if these are other samples, allow the same sums (same_sums=True, --same-sums)"
             )
         if batch.about is About.REFERENCE:
             self._refer(batch)
