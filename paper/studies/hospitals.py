@@ -1,6 +1,6 @@
 """Heart disease, one hospital left out: train and calibrate at three, serve the fourth.
 
-Ten seeds, CPU, commit 77571a4: a temperature takes the ECE from 18–28 to 8–13 %; labels of the fourth help, its unlabelled
+Ten seeds, CPU, commit f164111: a temperature takes the ECE from 18–28 to 8–13 %; labels of the fourth help, its unlabelled
 patients may harm (docs/exact.md has the table).
 
     python -m paper.studies.hospitals [--seeds 10] [--out paper/results/studies/hospitals.json]

@@ -163,7 +163,7 @@ def test_other_samples_that_the_model_is_as_sure_of_are_not_taken_for_the_same(f
     y = np.zeros(5, int) if labelled else None
     weeks = [22 * np.eye(3)[[0] * 5] + rng.normal(size=(5, 3)) for _ in range(50)]
     misses = [1 - scaler.predict_proba(z, "north")[:, 0] for z in weeks]
-    assert 1e-14 < np.min(misses) and np.max(misses) < 1e-7
+    assert np.min(misses) > 1e-14 and np.max(misses) < 1e-7
     for number, z in enumerate(weeks):
         assert monitor.add(monitor.sums(scaler, "north", f"w{number}", z, y))
     with pytest.raises(fedcal.FedCalError, match="has the sums of batch 'w7'"):

@@ -178,8 +178,8 @@ class Monitor:
         same = next((name for name, of in known.items() if of[0] == digest), None)
         if same is not None and not same_sums:
             raise FedCalError(
-                f"{batch.site}: batch {batch.batch!r} has the sums of batch {same!r}, and a sample counts once: leave it out, "
-                "or if these are other samples, allow the same sums (same_sums=True, --same-sums)"
+                f"{batch.site}: batch {batch.batch!r} has the sums of batch {same!r}, and a sample counts once: leave it "
+                "out, or if these are other samples, allow the same sums (same_sums=True, --same-sums)"
             )
         if batch.about is About.REFERENCE:
             self._refer(batch)
