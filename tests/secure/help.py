@@ -57,4 +57,4 @@ def federation(count: int, scale: float = 1.0) -> Federation:
 
 def exact(federation: Federation, without: tuple[str, ...] = ()) -> Values:
     mine = [values for name, values in federation.values.items() if name not in without]
-    return {name: sum(values[name] for values in mine) for name in mine[0]}
+    return {name: sum((values[name] for values in mine), np.zeros(())) for name in mine[0]}

@@ -2,14 +2,18 @@
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcal import FedCalError
 from fedcal.secure import Layout, SecureNode, crypto, shamir
 from fedcal.secure.fixed import add, encode, negate
+from fedcal.secure.identity import Identity
 from fedcal.secure.member import Member, pairwise
+from fedcal.secure.messages import VERSION, digest, purpose, text_of
 from secure.help import federation
 
 LENGTH = 4000
+KEYS = {"session": "s", "stage": "keys", "version": VERSION}  # what a server asks first
 
 
 def words(vector):
@@ -94,10 +98,10 @@ def test_the_late_vector_of_a_node_that_was_given_up_is_hidden():
     assert all("03" not in part["seeds"] and list(part["keys"]) == ["03"] for part in revealed.values())
     key = session.combine(revealed, "keys", "03", left)
     assert crypto.public_key(key).hex() == session.directory["03"][1]
-    late = masked["03"]
+    late, about = masked["03"], digest("session", session.directory)
     for name in left:
         public = bytes.fromhex(session.directory[name][1])
-        late = add(late, negate(pairwise("session", crypto.private_key(key), public, (2, LENGTH), name > "03")))
+        late = add(late, negate(pairwise(about, crypto.private_key(key), public, (2, LENGTH), "03", name)))
     assert looks_uniform(late) and not (late == session.vector).any()
     seed = bytes.fromhex(session.members["03"].seed)
     assert (add(late, negate(session.own_mask(seed))) == session.vector).all()  # it is the seed that hides it
@@ -173,7 +177,7 @@ def test_nodes_that_are_shown_different_directories_do_not_mask():
     directory = {name: member.keys()["keys"] for name, member in members.items()}
     forged = {**directory, "d": Member("session").keys()["keys"]}
     shared = {name: members[name].shares(forged if name == "a" else directory) for name in ("a", "b", "c")}
-    with pytest.raises(FedCalError, match="changed on its way"):
+    with pytest.raises(FedCalError, match="node b: a sealed share was changed on its way"):
         members["a"].mask({name: shared[name]["sealed"]["a"] for name in ("b", "c")}, encode(np.ones(3), 2))
 
 
@@ -198,12 +202,114 @@ def test_a_directory_that_no_honest_server_sends(change, words_):
         members["00"].shares(change(directory))
 
 
-def test_a_public_key_of_low_order_is_refused():
+@pytest.mark.parametrize("keys", [["00" * 32, "11" * 32], ["11" * 32, "00" * 32]])
+def test_a_public_key_of_low_order_is_refused(keys):
     """With such a key, whose shared secret is 0 whoever has it, the server would know a mask."""
     members = {name: Member("session") for name in ("a", "b", "c")}
-    directory = {name: member.keys()["keys"] for name, member in members.items()} | {"c": ["00" * 32, "11" * 32]}
-    with pytest.raises(FedCalError, match="public key is damaged"):
+    directory = {name: member.keys()["keys"] for name, member in members.items()} | {"c": keys}
+    with pytest.raises(FedCalError, match="keys of node c cannot be used: a public key is of low order"):
         members["a"].shares(directory)
+
+
+def test_the_list_of_keys_of_low_order_is_complete():
+    """None of them shares a secret. The 8 points of low order of the curve, and the 4 of its twist, have no others."""
+    assert len(crypto.LOW_ORDER) == 5
+    for value in crypto.LOW_ORDER:
+        with pytest.raises(FedCalError, match="damaged"):
+            crypto.agree(crypto.private_key(crypto.new_secret()), value.to_bytes(32, "little"), b"")
+        with pytest.raises(FedCalError, match="low order"):
+            crypto.check_public_key(value.to_bytes(32, "little"))
+
+
+@pytest.mark.parametrize("value", [crypto.FIELD, crypto.FIELD + 9, 2**255 - 1, 2**255 + 9, 2**256 - 1], ids=hex)
+def test_a_public_key_has_one_form(value):
+    """All of these are other keys' numbers to X25519, which are below the prime."""
+    with pytest.raises(FedCalError, match="not in its canonical form"):
+        crypto.check_public_key(value.to_bytes(32, "little"))
+    crypto.check_public_key((9).to_bytes(32, "little"))
+
+
+@pytest.mark.parametrize(
+    "text", ["AB" * 32, " " + "ab" * 32, "ab " * 32, "ab" * 31, "ab" * 33, "zz" * 32, b"ab", 7, None]
+)
+def test_hex_digits_have_one_form(text):
+    assert text_of("ab" * 32, 32, "it") == "ab" * 32
+    with pytest.raises(FedCalError, match=r"32 bytes were expected as lower-case hex digits \(it\)"):
+        text_of(text, 32, "it")
+
+
+def highest_bit(key):
+    """X25519 ignores it."""
+    return key[:62] + f"{int(key[62:], 16) | 0x80:02x}"
+
+
+def blank(key):
+    """`bytes.fromhex` ignores it."""
+    return f"{key[:2]} {key[2:]}"
+
+
+def inverse(key):
+    """The key plus the point of order 2, whose coordinate is 1/u: it is canonical, and shares the same secrets."""
+    u = int.from_bytes(bytes.fromhex(key), "little")
+    return pow(u, -1, crypto.FIELD).to_bytes(32, "little").hex()
+
+
+@pytest.mark.parametrize("alias", [highest_bit, inverse])
+def test_an_alias_of_a_key_shares_the_same_secrets(alias):
+    public, private = crypto.public_key(crypto.new_secret()), crypto.private_key(crypto.new_secret())
+    other = bytes.fromhex(alias(public.hex()))
+    assert other != public and crypto.agree(private, other, b"") == crypto.agree(private, public, b"")
+
+
+@pytest.mark.parametrize(("alias", "accepted"), [(highest_bit, False), (blank, False), (inverse, True)])
+def test_a_node_that_publishes_anothers_key_does_not_take_masks_off(alias, accepted):
+    """Server and node a collude against m. Node a's masking key is z's in another form, so that m shares one secret with
+    both. If it gave one mask, m would add it for z and subtract it for a, and only m's own mask would hide m's vector.
+    """
+    names = ("a", "m", "z")
+    keys = {name: Ed25519PrivateKey.generate() for name in names}
+    who = {name: Identity(key, [one.public_key() for one in keys.values()]) for name, key in keys.items()}
+    members = {name: Member("session") for name in names}
+    directory = {name: members[name].keys(who[name])["keys"] for name in ("m", "z")}
+    forged = [members["a"].keys()["keys"][0], alias(directory["z"][1])]
+    directory["a"] = who["a"].sign("session", forged)
+    members["a"]._public = lambda: forged
+    if not accepted:
+        with pytest.raises(FedCalError, match="of node a"):
+            members["m"].shares(directory, who["m"])
+        return
+    shared = {name: members[name].shares(directory, who[name])["sealed"] for name in names}
+    vector = encode(np.arange(LENGTH, dtype=float), 2)
+    masked = members["m"].mask({name: shared[name]["m"] for name in ("a", "z")}, vector)
+    seed = bytes.fromhex(members["m"].seed)  # which all nodes reveal, since m's vector is there
+    alone = add(masked, negate(crypto.mask(seed, 2, LENGTH)))
+    assert looks_uniform(alone) and not (alone == vector).any()
+
+
+def test_keys_are_bound_to_what_they_are_for():
+    """One secret gives two nodes the same key, and another one for any other use, aggregation, directory or pair."""
+    directory = {name: Member("session").keys()["keys"] for name in ("a", "b", "c")}
+    about = digest("session", directory)
+    fewer = {name: directory[name] for name in ("a", "b")}
+    assert purpose("mask", about, "a", "b") == purpose("mask", about, "b", "a")
+    others = [
+        purpose("seal", about, "a", "b"),
+        purpose("mask", digest("another", directory), "a", "b"),
+        purpose("mask", digest("session", fewer), "a", "b"),
+        purpose("mask", about, "a", "c"),
+        purpose("mask", about, 'a", "b', "c"),
+    ]
+    assert len({purpose("mask", about, "a", "b"), *others}) == 6
+
+
+def test_secrets_of_another_version_are_not_used():
+    node = SecureNode()
+    node.reply([KEYS], lambda words: encode(np.ones(1), words))
+    kept = node.to_json()
+    assert list(SecureNode.from_json(kept).members) == ["s"]
+    assert SecureNode.from_json([{**kept[0], "version": VERSION - 1}]).members == {}
+    del kept[0]["version"]
+    assert SecureNode.from_json(kept).members == {}
 
 
 @pytest.mark.parametrize(
@@ -213,10 +319,11 @@ def test_a_public_key_of_low_order_is_refused():
         ([1], "cannot be read"),
         ([{"stage": "keys"}], "cannot be read"),
         ([{"session": "s", "stage": "mask"}], "lost its part"),
-        ([{"session": "s", "stage": "keys"}, {"session": "s", "stage": "sing"}], "no stage 'sing'"),
-        ([{"session": "s", "stage": "keys"}, {"session": "s", "stage": "keys"}], "not the next stage"),
+        ([KEYS, {"session": "s", "stage": "sing"}], "no stage 'sing'"),
+        ([KEYS, KEYS], "not the next stage"),
+        ([{"session": "s", "stage": "keys"}], "another version of fedcal"),
         ([{"session": "s", "stage": "mask"}, {"session": "t", "stage": "mask"}], "cannot be read"),
-        ([{"session": "s", "stage": "keys"}, {"session": "s", "stage": "mask", "words": "2"}], "how many words"),
+        ([KEYS, {"session": "s", "stage": "mask", "words": "2"}], "how many words"),
     ],
 )
 def test_requests_that_no_honest_server_makes(parts, words_):
@@ -227,7 +334,7 @@ def test_requests_that_no_honest_server_makes(parts, words_):
 def test_a_node_keeps_few_secrets():
     node = SecureNode()
     for i in range(10):
-        node.reply([{"session": str(i), "stage": "keys"}], lambda words: encode(np.ones(1), words))
+        node.reply([{**KEYS, "session": str(i)}], lambda words: encode(np.ones(1), words))
     assert list(node.members) == ["7", "8", "9"]
 
 

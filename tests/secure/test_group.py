@@ -88,6 +88,12 @@ def test_too_few_to_divide():
     [
         ("keys", ([{"keys": ["00"]}], b""), "a node has two public keys"),
         ("keys", ([{"keys": ["00", "zz"]}], b""), "32 bytes were expected"),
+        ("keys", ([{"keys": ["AB" * 32, "02" * 32]}], b""), "lower-case hex digits"),
+        ("keys", ([{"keys": ["00" * 32, "02" * 32]}], b""), "low order"),
+        ("keys", ([{"keys": ["02" * 32, "01" + "00" * 31]}], b""), "low order"),
+        ("keys", ([{"keys": ["02" * 32, "82" * 32]}], b""), "not in its canonical form"),
+        ("keys", ([{"keys": ["02" * 32, "02" * 32]}], b""), "the same key twice"),
+        ("keys", ([{"keys": ["02" * 32, "03" * 32]}], b""), "another version of fedcal"),
         ("shares", ([{"sealed": {"000": "00"}}], b""), "bytes were expected"),
         ("shares", ([{"sealed": {}}], b""), "share for every other node"),
         ("mask", ([{}], b"short"), "vector of 5 bytes"),
@@ -110,6 +116,37 @@ def test_a_damaged_reply_is_its_nodes_fault(stage, reply, words):
         refused |= group.group.receive(replies)
     assert list(refused) == ["002"] and words in refused["002"] and "002" not in group.group.nodes
     assert close(group.group.total, exact(group, () if stage == "unmask" else ("002",)))
+
+
+@pytest.mark.parametrize("places", [(0, 0), (1, 1), (0, 1)])
+def test_nodes_with_the_same_key_are_refused_and_the_others_go_on(places):
+    """Nothing shows whose key it was, and honest nodes cannot be hit: the others do not know their keys yet."""
+    group, (mine, its) = federation(6), places
+    group.group.begin(group.layout)
+    refused = {}
+    while group.group.total is None:
+        replies = {name: group.reply(name, parts) for name, parts in group.group.ask().items()}
+        if not refused:
+            (first,), (second,) = replies["001"][0], replies["004"][0]
+            first["keys"][mine] = second["keys"][its]
+        refused |= group.group.receive(replies)
+    assert refused == dict.fromkeys(["001", "004"], "nodes 001, 004 have the same keys")
+    assert close(group.group.total, exact(group, ("001", "004"))) and group.group.aggregations == 1
+
+
+def test_a_node_that_seals_rubbish_is_named_by_the_others():
+    """The server cannot see it, and the aggregation is lost: but what every other node says tells whose fault it is."""
+    group = federation(4)
+    group.group.begin(group.layout)
+    for _ in ("keys", "shares"):
+        replies = {name: group.reply(name, parts) for name, parts in group.group.ask().items()}
+        for part in replies["001"][0]:
+            part["sealed"] = {name: "0" * len(text) for name, text in part.get("sealed", {}).items()}
+        assert group.group.receive(replies) == {}
+    asked = group.group.ask()
+    for name in ("000", "002", "003"):
+        with pytest.raises(FedCalError, match="node 001: a sealed share was changed on its way"):
+            group.reply(name, asked[name])
 
 
 def test_a_wrong_share_is_noticed_and_no_wrong_total_is_made():

@@ -28,7 +28,7 @@ def total(*nodes, layout=LAYOUT):
 
 def test_totals_and_samples_and_the_bound_of_rounding():
     found = total((values(), 5), (values(1e-3), 7), ({}, 0))
-    assert found.n == 12 and len(found.nodes) == 3
+    assert found and found.n == 12 and len(found.nodes) == 3
     assert all(np.abs(found.values[k] - 1.001 * values()[k]).max(initial=0) < 1e-15 for k in values())
     assert found.rounding == 3 * 2.0**-65
 
@@ -41,7 +41,7 @@ def test_one_value_that_is_too_large_is_noticed_and_nothing_is_told():
         sums = [added(*[(large if i < raised else values(), 7) for i in range(3)]) for _ in range(2)]
         assert not (sums[0] == sums[1])[:, 1:].any() and (sums[0] == sums[1])[:, 0].all()
     found = total((values(), 5), (large, 7), layout=LAYOUT.wider())
-    assert float(found.values["a"]) == 1e20 + 1 and found.n == 12
+    assert found and float(found.values["a"]) == 1e20 + 1 and found.n == 12
     assert (found.values["b"] == 2 * values()["b"]).all() and found.rounding == 2.0**-64  # small values lose nothing
 
 

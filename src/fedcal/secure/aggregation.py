@@ -13,8 +13,8 @@ import numpy as np
 from fedcal.errors import FedCalError
 from fedcal.secure import crypto, shamir
 from fedcal.secure.fixed import MOST_NODES, Words, add, negate
-from fedcal.secure.member import SEALED, STAGES, pairwise
-from fedcal.secure.messages import Directory, DoesNotAddUp, Part, Stage, entry_of, table_of, text_of
+from fedcal.secure.member import SEALED, STAGES, nodes_with_same_keys, pairwise
+from fedcal.secure.messages import VERSION, Directory, DoesNotAddUp, Part, Stage, digest, entry_of, table_of, text_of
 from fedcal.secure.vector import Layout
 
 
@@ -53,7 +53,7 @@ class Aggregation:
     def ask(self) -> dict[str, Part]:
         """Return what each node is asked at this stage."""
         more: Callable[[str], Part] = {
-            "keys": lambda name: {},
+            "keys": lambda name: {"version": VERSION},
             "shares": lambda name: {"directory": self._directory},
             "mask": lambda name: {
                 "sealed": {sender: sealed[name] for sender, sealed in self._sealed.items() if sender != name},
@@ -77,9 +77,11 @@ class Aggregation:
                 good.append(name)
             except FedCalError as error:
                 refused[name] = str(error)
-        self.left, self.done = good, self.done + 1
+        if self.stage == "keys":
+            refused |= self._refuse_same_keys()
+        self.left, self.done = [name for name in good if name not in refused], self.done + 1
         least = shamir.threshold(len(self._directory)) if self.done > 1 else shamir.FEWEST_NODES
-        self.failed = len(good) < max(least, shamir.FEWEST_NODES)
+        self.failed = len(self.left) < max(least, shamir.FEWEST_NODES)
         return refused
 
     def total(self) -> Words:
@@ -88,7 +90,7 @@ class Aggregation:
         Raises:
             DoesNotAddUp: where the revealed shares do not fit together.
         """
-        shape = (self.layout.words, self.layout.length)
+        shape, about = (self.layout.words, self.layout.length), digest(self.session, self._directory)
         total = np.zeros(shape, np.uint64)
         for vector in self._vectors.values():
             total = add(total, vector)
@@ -104,19 +106,33 @@ class Aggregation:
             key = crypto.private_key(secret)
             for name in self.masked:  # what `name` added for `gone` is minus what `gone` would have added
                 public = bytes.fromhex(self._directory[name][1])
-                total = add(total, pairwise(self.session, key, public, shape, gone < name))
+                total = add(total, pairwise(about, key, public, shape, gone, name))
         return total
 
     # --- each stage's replies --------------------------------------------------------------------------------------------
 
     def _keys(self, name: str, part: Part, _: bytes) -> None:
-        self._directory[name] = entry_of(part.get("keys"))
+        keys = entry_of(name, part.get("keys"))
+        if part.get("version") != VERSION:
+            raise FedCalError(f"node {name} aggregates as another version of fedcal does: use one version everywhere")
+        self._directory[name] = keys
+
+    def _refuse_same_keys(self) -> dict[str, str]:
+        """Take nodes with the same keys out of the directory: every honest node would refuse to go on with them.
+
+        All of them go, since nothing shows whose key it was first. No node can do this to an honest one: new keys are
+        sent to nobody but the server before all of them are there.
+        """
+        same = nodes_with_same_keys(self._directory)
+        for name in same:
+            del self._directory[name]
+        return dict.fromkeys(same, f"nodes {', '.join(same)} have the same keys")
 
     def _shares(self, name: str, part: Part, _: bytes) -> None:
         sealed = table_of(part.get("sealed"), SEALED, "sealed shares")
         if set(sealed) != set(self._directory) - {name}:
             raise FedCalError(f"node {name} does not seal a share for every other node")
-        self._commitments[name] = text_of(part.get("commitment"), 32)
+        self._commitments[name] = text_of(part.get("commitment"), 32, f"the commitment of node {name}")
         self._sealed[name] = sealed
 
     def _mask(self, name: str, part: Part, vector: bytes) -> None:

@@ -17,6 +17,17 @@ from fedcal.errors import FedCalError
 from fedcal.secure.fixed import Words
 
 KEY = 32  # bytes of every key and secret
+FIELD = 2**255 - 19  # the prime of X25519: a public key is a number below it
+# Public keys of low order: the secret that anybody shares with them is 0 (https://cr.yp.to/ecdh.html#validate).
+LOW_ORDER = frozenset(
+    [
+        0,
+        1,
+        FIELD - 1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    ]
+)
 
 
 def new_secret() -> bytes:
@@ -34,7 +45,23 @@ def public_key(secret: bytes) -> bytes:
     return private_key(secret).public_key().public_bytes_raw()
 
 
-def agree(private: X25519PrivateKey, public: bytes, purpose: str) -> bytes:
+def check_public_key(public: bytes) -> None:
+    """Refuse a public key of low order, and one that is not in the form that `public_key` gives.
+
+    X25519 ignores the highest bit and reduces the rest modulo the prime. Without this check one key would have several
+    forms, and two nodes' keys could be the same key and look different.
+
+    Raises:
+        FedCalError: which says what is wrong.
+    """
+    value = int.from_bytes(public, "little")
+    if value >= FIELD:
+        raise FedCalError("a public key is not in its canonical form")
+    if value in LOW_ORDER:
+        raise FedCalError("a public key is of low order: everybody knows the secrets that it shares")
+
+
+def agree(private: X25519PrivateKey, public: bytes, purpose: bytes) -> bytes:
     """Return the key that two nodes share for one purpose: X25519, then HKDF-SHA256.
 
     Raises:
@@ -44,7 +71,7 @@ def agree(private: X25519PrivateKey, public: bytes, purpose: str) -> bytes:
         shared = private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise FedCalError("a node's public key is damaged: do not reply to this server") from None
-    return HKDF(SHA256(), KEY, salt=None, info=purpose.encode()).derive(shared)
+    return HKDF(SHA256(), KEY, salt=None, info=purpose).derive(shared)
 
 
 def seal(key: bytes, number: int, text: bytes, about: bytes) -> bytes:

@@ -6,6 +6,7 @@ every node: the seed's of a node whose vector is in the total, or the masking ke
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -15,7 +16,7 @@ from fedcal.errors import FedCalError
 from fedcal.secure import crypto, shamir
 from fedcal.secure.fixed import MOST_NODES, Words, add, negate
 from fedcal.secure.identity import Identity
-from fedcal.secure.messages import Directory, Part, Stage, digest, entry_of, table_of
+from fedcal.secure.messages import VERSION, Directory, Part, Stage, digest, entry_of, purpose, table_of
 
 SEALED = 2 * shamir.SHARE + 16  # bytes: two shares, and what authenticates them
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -34,11 +35,13 @@ class Member:
     directory: Directory = field(default_factory=dict)
     sealing: dict[str, str] = field(default_factory=dict)  # by node: the key for what the two seal for each other
     held: dict[str, str] = field(default_factory=dict)  # by node: the share of its masking key, then that of its seed
+    version: int = VERSION  # of the code that made it
 
     def keys(self, identity: Identity | None = None) -> Part:
         """Return the public keys, signed if the node has an identity."""
         self._enter("keys")
-        return {"keys": identity.sign(self.session, self._public()) if identity else self._public()}
+        keys = identity.sign(self.session, self._public()) if identity else self._public()
+        return {"version": VERSION, "keys": keys}
 
     def shares(self, directory: Any, identity: Identity | None = None) -> Part:
         """Split the secrets, and seal a share for every other node.
@@ -48,7 +51,7 @@ class Member:
             identity: the node's; every node must then be one of its peers.
 
         Raises:
-            FedCalError: where the nodes are too few or too many, or this node's keys are not among them.
+            FedCalError: where the nodes are too few or too many, keys cannot be used, or this node's are not among them.
         """
         self._enter("shares")
         self.directory = _checked(directory)
@@ -85,13 +88,12 @@ class Member:
         if self.name in others or not set(others) <= set(self.directory):
             raise FedCalError("the shares are of nodes that are not in the directory: do not reply to this server")
         self._check_enough(len(others) + 1, fewest)
-        about = digest(self.session, self.directory)
-        masking = self._key(self.masking_key)
+        about, masking = digest(self.session, self.directory), self._key(self.masking_key)
         total = add(vector, crypto.mask(bytes.fromhex(self.seed), *vector.shape))
         for name, text in others.items():
             self.held[name] = self._unseal(name, text, about)
             public = bytes.fromhex(self.directory[name][1])
-            total = add(total, pairwise(self.session, masking, public, vector.shape, self.name < name))
+            total = add(total, pairwise(about, masking, public, vector.shape, self.name, name))
         return total
 
     def unmask(self, left: Any, fewest: int = 0) -> Part:
@@ -140,19 +142,34 @@ class Member:
 
     def _seal(self, sealing: X25519PrivateKey, other: str, text: bytes, about: bytes) -> str:
         """Seal for another node; of the two, the first by name seals text 0 under their key, the other one text 1."""
-        key = crypto.agree(sealing, bytes.fromhex(self.directory[other][0]), f"fedcal seal {self.session}")
+        public = bytes.fromhex(self.directory[other][0])
+        key = crypto.agree(sealing, public, purpose("seal", about, self.name, other))
         self.sealing[other] = key.hex()
         return crypto.seal(key, self.name > other, text, about).hex()
 
     def _unseal(self, other: str, sealed: str, about: bytes) -> str:
         key = bytes.fromhex(self.sealing[other])
-        return crypto.unseal(key, other > self.name, bytes.fromhex(sealed), about).hex()
+        try:
+            return crypto.unseal(key, other > self.name, bytes.fromhex(sealed), about).hex()
+        except FedCalError as error:
+            raise FedCalError(f"node {other}: {error}") from None
 
 
-def pairwise(session: str, private: X25519PrivateKey, public: bytes, shape: tuple[int, ...], first: bool) -> Words:
-    """Return the mask that two nodes share: the first of the two by name adds it, the other one subtracts it."""
-    found = crypto.mask(crypto.agree(private, public, f"fedcal mask {session}"), *shape)
-    return found if first else negate(found)
+def pairwise(
+    about: bytes, private: X25519PrivateKey, public: bytes, shape: tuple[int, ...], name: str, other: str
+) -> Words:
+    """Return what a node adds to its vector for another one: their mask, or minus it if its name is the second of the two.
+
+    Args:
+        about: the `digest` of the aggregation.
+        private: the node's masking key.
+        public: the other one's.
+        shape: of the vector.
+        name: the node's.
+        other: the other one's.
+    """
+    found = crypto.mask(crypto.agree(private, public, purpose("mask", about, name, other)), *shape)
+    return found if name < other else negate(found)
 
 
 def _checked(directory: Any) -> Directory:
@@ -160,8 +177,13 @@ def _checked(directory: Any) -> Directory:
         raise FedCalError("the server's directory cannot be read")
     if not shamir.FEWEST_NODES <= len(directory) <= MOST_NODES:
         raise FedCalError(f"secure aggregation needs {shamir.FEWEST_NODES} to {MOST_NODES} nodes, not {len(directory)}")
-    found = {str(name): entry_of(entry) for name, entry in sorted(directory.items())}
-    every = [key for entry in found.values() for key in entry[:2]]
-    if len(set(every)) != 2 * len(found):
-        raise FedCalError("two nodes have the same keys: do not reply to this server")
+    found = {str(name): entry_of(str(name), entry) for name, entry in sorted(directory.items())}
+    if same := nodes_with_same_keys(found):
+        raise FedCalError(f"nodes {', '.join(same)} have the same keys: do not reply to this server")
     return found
+
+
+def nodes_with_same_keys(directory: Directory) -> list[str]:
+    """Return the nodes that have a key in common with another node."""
+    count = Counter(key for entry in directory.values() for key in entry[:2])
+    return [name for name, entry in directory.items() if any(count[key] > 1 for key in entry[:2])]

@@ -7,6 +7,9 @@ import json
 from typing import Any, Literal
 
 from fedcal.errors import FedCalError
+from fedcal.secure import crypto
+
+VERSION = 2  # of the stages, and of how keys are derived: nodes of two versions share no keys
 
 Stage = Literal["keys", "shares", "mask", "unmask"]
 Part = dict[str, Any]  # a request of one stage to one node, or the reply to it
@@ -18,18 +21,19 @@ class DoesNotAddUp(FedCalError):
     """Some node did not follow the protocol, and the total is lost: the aggregation begins again."""
 
 
-def text_of(values: Any, length: int) -> str:
-    """Return hex digits that are as many bytes as they should be.
+def text_of(values: Any, length: int, what: str) -> str:
+    """Return hex digits that are as many bytes as they should be, in the one form that `bytes.hex` gives.
 
     Raises:
         FedCalError: where they are not.
     """
     try:
-        if len(bytes.fromhex(values)) == length:
-            return values.lower()
+        found = bytes.fromhex(values)
+        if found.hex() == values and len(found) == length:  # `fromhex` also takes blanks and upper case
+            return values
     except (TypeError, ValueError):
         pass
-    raise FedCalError(f"the message cannot be read: {length} bytes were expected")
+    raise FedCalError(f"the message cannot be read: {length} bytes were expected as lower-case hex digits ({what})")
 
 
 def table_of(values: Any, length: int, what: str) -> dict[str, str]:
@@ -40,20 +44,47 @@ def table_of(values: Any, length: int, what: str) -> dict[str, str]:
     """
     if not isinstance(values, dict) or not all(type(node) is str for node in values):
         raise FedCalError(f"the message cannot be read: it holds no {what} by node")
-    return {node: text_of(text, length) for node, text in values.items()}
+    return {node: text_of(text, length, f"{what} of node {node}") for node, text in values.items()}
 
 
-def entry_of(values: Any) -> list[str]:
+def entry_of(node: str, values: Any) -> list[str]:
     """Return a node's entry in the directory.
 
+    Args:
+        node: whose entry it is.
+        values: what it sent.
+
     Raises:
-        FedCalError: where it is something else.
+        FedCalError: where it is something else, or its keys cannot be used.
     """
     if not isinstance(values, list) or len(values) not in (2, 4) or not all(type(text) is str for text in values):
-        raise FedCalError("the message cannot be read: a node has two public keys")
-    return [text_of(key, 32) for key in values[:2]] + values[2:]
+        raise FedCalError(f"the message cannot be read: a node has two public keys (node {node})")
+    keys = [text_of(key, crypto.KEY, f"a public key of node {node}") for key in values[:2]]
+    try:
+        for key in keys:
+            crypto.check_public_key(bytes.fromhex(key))
+    except FedCalError as error:
+        raise FedCalError(f"the keys of node {node} cannot be used: {error}") from None
+    if keys[0] == keys[1]:
+        raise FedCalError(f"the keys of node {node} cannot be used: they are the same key twice")
+    return keys + values[2:]
 
 
 def digest(session: str, directory: Directory) -> bytes:
-    """Return a fingerprint of who is in an aggregation, with which keys: what is sealed is bound to it."""
+    """Return a fingerprint of who is in an aggregation, with which keys: all keys are bound to it."""
     return hashlib.sha256(json.dumps([session, directory], sort_keys=True).encode()).digest()
+
+
+def purpose(what: str, about: bytes, one: str, other: str) -> bytes:
+    """Return what a key that two nodes share is for: the same for both, and another one for any other two.
+
+    Two public keys can look different and still share the same secrets: adding a point of low order to a key changes nothing
+    that X25519 computes from it. Keys that are bound to the two names differ all the same.
+
+    Args:
+        what: it is used for.
+        about: the `digest` of the aggregation.
+        one: of the two nodes.
+        other: of the two nodes.
+    """
+    return json.dumps(["fedcal", VERSION, what, about.hex(), *sorted((one, other))]).encode()

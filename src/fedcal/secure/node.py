@@ -9,7 +9,7 @@ from fedcal.errors import FedCalError
 from fedcal.secure.fixed import Words
 from fedcal.secure.identity import Identity
 from fedcal.secure.member import Member
-from fedcal.secure.messages import Part
+from fedcal.secure.messages import VERSION, Part
 
 KEPT = 3  # aggregations at most that a node holds secrets of: the one that is on, the next one, and one that came to nothing
 
@@ -54,6 +54,8 @@ class SecureNode:
         session, stage = (part.get(key) for key in ("session", "stage")) if isinstance(part, dict) else (None, None)
         if not isinstance(session, str):
             raise FedCalError("the server's stages of secure aggregation cannot be read")
+        if stage == "keys" and part.get("version") != VERSION:
+            raise FedCalError("the server aggregates as another version of fedcal does: use one version everywhere")
         if stage == "keys" and session not in self.members:
             self.members[session] = Member(session)
             for oldest in list(self.members)[:-KEPT]:
@@ -80,9 +82,10 @@ class SecureNode:
 
     @classmethod
     def from_json(cls, values: list[dict[str, Any]], identity: Identity | None = None, fewest: int = 0) -> SecureNode:
-        """Take up what `to_json` gave."""
+        """Take up what `to_json` gave; what another version of fedcal kept is of no use any more."""
         node = cls(identity, fewest)
-        node.members = {member["session"]: Member(**member) for member in values}
+        mine = [Member(**member) for member in values if member.get("version") == VERSION]
+        node.members = {member.session: member for member in mine}
         return node
 
 

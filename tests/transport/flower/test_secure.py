@@ -206,6 +206,25 @@ def test_microscopic_logits_are_refused_by_their_node():
         fit(grid_of(3, node_app(1e-9)), "fed-ts", secure=True)
 
 
+@pytest.mark.parametrize("keys", [["00" * 32, "02" * 32], ["02" * 32, "02" * 32], ["02" * 32, "02" * 31 + "82"]])
+def test_a_node_with_keys_that_nobody_can_use_is_left_out(keys):
+    """The server refuses and names it: the other nodes never see its keys, and do not refuse the server for them."""
+    inner = node_app()
+
+    def app(message, context):
+        stages = json.loads(message.content["fedcal.request"].get("stages", "[]"))
+        reply = inner(message, context)
+        if context.node_config["name"] == "n02" and any(part["stage"] == "keys" for part in stages):
+            record = reply.content["fedcal.reply"]
+            parts = json.loads(record["stages"])
+            record["stages"] = json.dumps([{**part, "keys": keys} if "version" in part else part for part in parts])
+        return reply
+
+    report = fit(grid_of(6, app), "fed-ts", secure=True).report()
+    assert [fault["name"] for fault in report["faults"]] == ["n02"] and len(report["fitted_by"]) == 5
+    assert "cannot be used" in report["faults"][0]["reason"]
+
+
 def test_a_total_that_no_samples_give_is_refused():
     """One node lies about its sums: it cannot be named, but the total is refused where no samples can give it."""
 
