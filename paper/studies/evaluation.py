@@ -1,11 +1,14 @@
 """How often the intervals of `fedcal.evaluate` contain the truth, by simulation.
 
     python -m paper.studies.evaluation --draws 1000 --jobs 16 --out paper/results/studies/evaluation.json
+    python -m paper.studies.evaluation --rare --sizes 150 400 1500 --draws 500 --out FILE.json
     python -m paper.studies.evaluation --classes 3 4 10 --draws 1000 --jobs 16 --out FILE.json
 
 Log-odds x are normal, outcomes follow the log-odds a + b x: a calibrated model (0, 1), one that is too confident, one that is
-too low, one of a rare outcome, and one that is far too confident. The truth is the population's value, from sums over a fine
-grid of x. One row per measure; columns are numbers of samples. `docs/evaluate.md` shows the results.
+too low, one of a rare outcome, and one that is far too confident. `--rare`: outcomes so rare that there are about 5 to 50
+events, or as few samples without one; draws with fewer than 5 are not counted, as their results are hidden. The truth is the
+population's value, from sums over a fine grid of x. One row per measure; columns are numbers of samples. `docs/evaluate.md`
+shows the results.
 """
 
 from __future__ import annotations
@@ -107,6 +110,15 @@ WORLDS = (
     World("far too confident", -0.5, 2.0, 0.0, 0.4),
 )
 
+RARE = (
+    World("calibrated", -4.2, 1.2, 0.0, 1.0),
+    World("well told apart", -6.0, 3.0, 0.0, 1.0),
+    World("hardly told apart", -3.5, 0.6, 0.0, 1.0),
+    World("too confident", -5.0, 2.0, 0.5, 0.6),
+    World("rarely no event", 4.2, 1.2, 0.0, 1.0),
+)
+LEAST = 5  # of each class, in draws of rare events
+
 
 def count(counts: Counts, name: str, interval: tuple[float | None, float | None], value: float) -> None:
     """Add one draw: whether the interval lies below the truth, around it or above it, or there is none."""
@@ -118,12 +130,14 @@ def count(counts: Counts, name: str, interval: tuple[float | None, float | None]
     counts[name] = counts.get(name, np.zeros(4)) + miss
 
 
-def draw_binary(world: World, n: int, draws: int, seed: Sequence[int]) -> Counts:
+def draw_binary(world: World, n: int, draws: int, seed: Sequence[int], least: int = 0) -> Counts:
     """How the intervals of some draws lie; and how often the tests reject, as the second of four numbers."""
     truth, rng = world.truth(), np.random.default_rng(seed)
     counts: Counts = {}
     for _ in range(draws):
         x, y = world.draw(n, rng)
+        while min(y.sum(), n - y.sum()) < least:
+            x, y = world.draw(n, rng)
         logits = np.stack([np.zeros(n), x], axis=1)
         found = measure(ScoreSums.of(logits, y), ("0", "1"), (THRESHOLD,))
         for name, value in truth.items():
@@ -273,6 +287,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--sizes", type=int, nargs="*", default=[200, 1000, 5000, 20000])
+    parser.add_argument("--rare", action="store_true", help="populations with few events instead")
     parser.add_argument("--classes", type=int, nargs="*", help="means over so many classes instead, such as 4 10")
     parser.add_argument("--populations", nargs="*", default=[one.name for one in POPULATIONS], help="with --classes")
     parser.add_argument("--seed", type=int, default=0)
@@ -297,9 +312,10 @@ def main() -> None:
                         for i, draws in parts
                     ]
         else:
-            for world, n in ((world, n) for world in WORLDS for n in options.sizes):
+            worlds, least = (RARE, LEAST) if options.rare else (WORLDS, 0)
+            for world, n in ((world, n) for world in worlds for n in options.sizes):
                 pending[world.name, n] = [
-                    pool.submit(draw_binary, world, n, draws, [options.seed, n, i]) for i, draws in parts
+                    pool.submit(draw_binary, world, n, draws, [options.seed, n, i], least) for i, draws in parts
                 ]
         for (name, n), futures in pending.items():
             found.setdefault(name, {})[str(n)] = gather((future.result() for future in futures), options.draws)

@@ -53,7 +53,7 @@ def auroc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
     pairs = bins.yes * bins.no / positives / negatives
     error = float(pairs @ np.where(bins.tied, 0.0, np.maximum(bins.ahead, 1 - bins.ahead)))
     if variance <= 0 or not 0 < value < 1:
-        return _newcombe(value, positives, negatives), error
+        return newcombe(value, positives, negatives), error
     return on_logit(value, math.sqrt(variance)), error
 
 
@@ -61,8 +61,8 @@ def _variance(count: np.ndarray, values: np.ndarray, mean: float) -> float:
     return float(count @ (values - mean) ** 2) / max(count.sum() - 1, 1)
 
 
-def _newcombe(value: float, positives: float, negatives: float) -> Estimate:
-    """Newcombe's (2006) score-like interval, where the samples show no variance: a perfect ranking, say."""
+def newcombe(value: float, positives: float, negatives: float) -> Estimate:
+    """An AUROC with Newcombe's (2006) score-like interval, which does not need the samples' own variance."""
     theta = np.linspace(0, 1, 2001)
     extra = (positives + negatives) / 2 - 1
     variance = theta * (1 - theta) * (1 + extra * ((1 - theta) / (2 - theta) + theta / (1 + theta)))

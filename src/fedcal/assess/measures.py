@@ -13,6 +13,7 @@ from scipy.stats import chi2, norm
 from fedcal.assess.bias import biases
 from fedcal.assess.calibration import ERRORS, brier_parts, curve_errors, observed_to_expected, smooth_ece
 from fedcal.assess.discrimination import Decisions, auprc, auroc
+from fedcal.assess.few_cases import widened
 from fedcal.assess.influence import influences
 from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
 from fedcal.assess.mean_errors import mean_errors
@@ -58,13 +59,17 @@ def measure(
     found["smooth_ece"] = smooth_ece(points, curve)
     if sums.n_classes == 2:
         more, rest = one_class(sums, 0, asked, min_count, points, curve)
+        more = _single(sums, 0, more)
         about |= rest
     else:
         fits = [_curve(sums, row, detail) for row in range(last)]
         each = [one_class(sums, row, asked, min_count, *fits[row]) for row in range(last)]
         more = over_classes(sums, [values for values, _ in each], fits)
         if detail:
-            about["classes"] = {name: rest | to_json(values) for name, (values, rest) in zip(names, each, strict=True)}
+            about["classes"] = {
+                name: rest | to_json(_single(sums, row, values))
+                for row, (name, (values, rest)) in enumerate(zip(names, each, strict=True))
+            }
         about |= {
             "tests": tests_json(points),
             "calibration_curve": curve_json(points, curve),
@@ -74,6 +79,12 @@ def measure(
     about["bins"] = bins_json(sums, min_count)
     about["ece_floor"] = _finite(sums.bins.floor())
     return about | to_json(found | more)
+
+
+def _single(sums: ScoreSums, row: int, found: dict[str, Estimate]) -> dict[str, Estimate]:
+    """A class's measures by themselves. Means over classes have rules of their own where cases are few (`CASES`)."""
+    negatives, positives = sums.counts(row)
+    return widened(found, positives, negatives)
 
 
 def _curve(sums: ScoreSums, row: int, detail: bool) -> tuple[Points, Curve | None]:
