@@ -9,7 +9,14 @@ from scipy.special import expit
 from scipy.stats import norm
 
 import fedcal
-from fedcal.assess.calibration import brier_parts, curve_errors, observed_to_expected, smooth_ece
+from fedcal.assess.calibration import (
+    CELLS,
+    brier_parts,
+    curve_errors,
+    observed_to_expected,
+    smooth_ece,
+    smooth_width,
+)
 from fedcal.assess.intervals import wilson
 from fedcal.assess.regression import Curve, basis, intercept, score_test, slope, spiegelhalter
 from fedcal.assess.sums import ScoreSums
@@ -95,6 +102,16 @@ def test_smooth_ece_by_its_kernel():
     t = (np.arange(2000) + 0.5) / 2000
     kernel = sum(norm.pdf(t[:, None], image, found) for image in (p, -p, 2 - p))  # reflected at 0 and 1
     assert np.abs(kernel @ (y - p)).mean() / len(p) == pytest.approx(found, abs=1e-3)
+
+
+def test_smooth_ece_of_a_calibrated_model_may_be_zero():
+    points = sums(*draw(2000, a=0.0, b=1.0)).points(0)
+    low, value = smooth_ece(points, Curve.of(points)).low, smooth_ece(points, None).value
+    assert low == 0 < value
+    assert smooth_width(np.zeros((2, CELLS))).tolist() == [0, 0]
+    one = np.zeros(CELLS)
+    one[CELLS // 2] = 1e-6
+    assert smooth_width(one) == pytest.approx(1e-6, rel=1e-3)  # a small error is not rounded to 0
 
 
 def test_observed_to_expected_and_the_tests():

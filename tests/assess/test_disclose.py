@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import expit, softmax
 
+import fedcal
 from fedcal.assess.disclose import Cell, families, hidden_cells
+from fedcal.assess.sums import CURVE
 
 
 def table(seed):
@@ -40,3 +43,134 @@ def test_no_small_cell_follows_from_those_that_are_shown(seed):
 def test_nothing_is_hidden_where_all_cells_are_large():
     counts, related = table(0)
     assert hidden_cells({cell: (n + 5,) for cell, (n,) in counts.items()}, related, 5) == set()
+
+
+def samples(rng, n, k):
+    """Logits and labels that follow them."""
+    z = rng.normal(size=(n, k)) * rng.uniform(0.8, 2.0) + rng.normal(size=k)
+    return z, (z + rng.gumbel(size=z.shape)).argmax(1)
+
+
+def drawn(seed, k):
+    """Sites with two variables, one of which the first site does not have."""
+    rng = np.random.default_rng(seed)
+    sites = {f"s{i}": samples(rng, int(rng.integers(25, 200)), k) for i in range(rng.integers(2, 5))}
+    groups = {}
+    for i, (name, (_, y)) in enumerate(sites.items()):
+        groups[name] = {"v": rng.choice(list("abc"), len(y), p=(0.5, 0.4, 0.1))}
+        if i:
+            groups[name]["w"] = rng.choice(list("de"), len(y))
+    return sites, groups
+
+
+def shown_cells(found):
+    """The results of every cell, by site and group."""
+    cells = {("", ""): found.pooled} | {(site, ""): one for site, one in found.sites.items()}
+    cells |= {("", group): one for group, one in found.groups.items()}
+    return cells | {(site, group): one for site, some in found.site_groups.items() for group, one in some.items()}
+
+
+def recovered(members, shown):
+    """The cells whose sums are combinations of those of the shown cells.
+
+    Args:
+        members: for each cell 1 for the atoms that it is made of. An atom is a site with a group of each variable.
+        shown: cells.
+    """
+    rows = np.array([members[cell] for cell in shown]) if shown else np.zeros((0, len(next(iter(members.values())))))
+    basis = np.linalg.svd(rows, full_matrices=False)[2][: np.linalg.matrix_rank(rows)] if shown else rows
+    return {cell for cell, one in members.items() if np.abs(one - one @ basis.T @ basis).max() < 1e-8}
+
+
+def atoms(sites, groups):
+    """All atoms, each sample's, and for each cell 1 for the atoms that it is made of."""
+    of_sample = {
+        site: [(site, *(f"{v}={groups[site][v][i]}" for v in groups[site])) for i in range(len(y))]
+        for site, (_, y) in sites.items()
+    }
+    every = sorted({atom for some in of_sample.values() for atom in some})
+    names = sorted({name for atom in every for name in atom[1:]})
+    members = {
+        (site, group): np.array(
+            [(not site or atom[0] == site) and (not group or group in atom) for atom in every], float
+        )
+        for site in ("", *sites)
+        for group in ("", *names)
+    }
+    return every, of_sample, {cell: one for cell, one in members.items() if one.any()}
+
+
+def number_of(values, every, of_sample, members):
+    """How many samples of each cell have a property."""
+    count = dict.fromkeys(every, 0)
+    for site, some in values.items():
+        for atom, value in zip(of_sample[site], some, strict=True):
+            count[atom] += int(value)
+    return {cell: round(float(one @ np.array([count[atom] for atom in every]))) for cell, one in members.items()}
+
+
+@pytest.mark.parametrize(("seed", "k"), [*((seed, 2) for seed in range(6)), (6, 3), (7, 3)])
+def test_hidden_decisions_do_not_follow_from_those_that_are_shown(seed, k):
+    """At no threshold do sums and differences of shown decisions give those of fewer than five samples."""
+    sites, groups = drawn(seed, k)
+    found = shown_cells(fedcal.evaluate(sites, groups=groups, probs=False, thresholds=(0.65,)))
+    place = atoms(sites, groups)
+    members = place[-1]
+    n = number_of({site: np.ones(len(y)) for site, (_, y) in sites.items()}, *place)
+    tried = 0
+    for label in range(k) if k > 2 else [1]:
+        results = {c: one if k == 2 else (one["classes"] or {}).get(str(label), {}) for c, one in found.items()}
+        results = {c: one for c, one in results.items() if one and not one.get("hidden")}
+        p = {site: softmax(z, axis=1)[:, label] for site, (z, _) in sites.items()}
+        for i, t in enumerate(np.arange(1, 100) / 100):
+            above = number_of({site: one >= t for site, one in p.items()}, *place)
+            small = {c for c in members if 0 < above[c] < 5 or 0 < n[c] - above[c] < 5}
+            shown = [c for c, one in results.items() if one["decision_curve"]["value"][i] is not None]
+            rows = {c: [d for d in one["thresholds"] if abs(d["threshold"] - t) < 1e-9] for c, one in results.items()}
+            shown += [c for c, one in rows.items() if one and one[0]["ppv"]["value"] is not None]
+            if t == 0.65:
+                shown += [c for c, one in results.items() if one["net_benefit"]["value"] is not None]
+                hidden = {c for c, one in found.items() if k > 2 and one["sensitivity"]["value"] is None}
+                partly = {c for c in found if k > 2 and c in results and c not in shown and c not in small}
+                assert partly <= hidden  # a mean over classes would give away the one that is hidden
+            tried += len(small)
+            assert not small & recovered(members, shown), t
+    assert tried > 50
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hidden_bins_do_not_follow_from_those_that_are_shown(seed):
+    sites, groups = drawn(seed, 2)
+    found = shown_cells(fedcal.evaluate(sites, groups=groups, probs=False))
+    place = atoms(sites, groups)
+    members = place[-1]
+    top = {site: softmax(z, axis=1).max(1) for site, (z, _) in sites.items()}
+    wide, shown, small = {}, [], set()
+    for b in range(15):
+        held = number_of({site: np.minimum(one * 15, 14).astype(int) == b for site, one in top.items()}, *place)
+        for c, one in members.items():
+            wide[c, b] = np.concatenate([one if other == b else 0 * one for other in range(15)])
+        small |= {(c, b) for c in members if 0 < held[c] < 5}
+        shown += [(c, b) for c in found if not found[c].get("hidden") and found[c]["bins"]["count"][b] is not None]
+        assert all(found[c]["bins"]["count"][b] == held[c] for c, other in shown if other == b)
+    for c, one in found.items():
+        if not one.get("hidden"):
+            wide[c, ""] = np.tile(members[c], 15)
+            shown.append((c, ""))
+    assert len(small) > 20 and not small & recovered(wide, shown)
+
+
+def test_pooled_less_the_other_site_does_not_give_decisions_away():
+    rng = np.random.default_rng(5)
+    z = {"A": rng.normal(-2, 1.5, 200), "B": rng.normal(0.5, 1.5, 400)}
+    found = fedcal.evaluate({s: (x, (rng.random(len(x)) < expit(x)).astype(int)) for s, x in z.items()}, probs=False)
+    few = np.array([0 < (expit(z["A"]) >= t).sum() < 5 for t in CURVE])
+    curve = {s: np.array([v is None for v in one["decision_curve"]["value"]]) for s, one in found.sites.items()}
+    assert few.any() and curve["A"][few].all() and curve["B"][few].all()
+    assert not all(curve["B"]) and found.pooled["decision_curve"]["value"][80] is not None
+
+
+def test_groups_of_the_calibration_plot_hold_enough_samples():
+    x, y = np.repeat([-1.0, 0.5, 2.0], [96, 2, 2]), np.arange(100) % 2
+    assert fedcal.evaluate([(x, y)], probs=False).pooled["calibration_bins"]["count"] == [100]
+    assert fedcal.evaluate([(x, y)], probs=False, min_count=0).pooled["calibration_bins"]["count"] == [96, 4]

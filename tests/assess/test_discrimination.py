@@ -9,6 +9,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from fedcal.assess.discrimination import Decisions, auprc, auroc
 from fedcal.assess.sums import CURVE
+from fedcal.base.checks import as_logits
 from scores import classes, draw, sums
 
 
@@ -36,6 +37,41 @@ def test_ties_are_exact():
     assert estimate.value == pytest.approx(average_precision_score(label, few.round(1)), abs=1e-12) and bound < 1e-12
     same, _ = auroc(sums(np.zeros(100), np.arange(100) % 2), 0)
     assert same.value == 0.5 and 0.3 < same.low < same.high < 0.7
+
+
+@pytest.mark.parametrize("spread", [1, 15, 30, 100])
+@pytest.mark.parametrize("noise", [1.0, 40.0])
+def test_the_bound_holds_for_log_odds_beyond_those_that_are_told_apart(spread, noise):
+    rng = np.random.default_rng(spread)
+    x = rng.normal(0, spread, 4000)
+    y = (x + noise * rng.logistic(size=4000) > 0).astype(int)
+    for found, expected in ((auroc, roc_auc_score), (auprc, average_precision_score)):
+        estimate, bound = found(sums(x, y), 0)
+        assert abs(estimate.value - expected(y, x)) <= bound + 1e-12
+
+
+def test_different_scores_in_a_bin_at_the_end_do_not_tie():
+    y = np.arange(200) % 2
+    worst, bound = auroc(sums(60.0 - 10 * y, y), 0)  # an AUROC of 0
+    assert worst.value <= bound
+    p = np.random.default_rng(0).choice([0, 1e-30, 1e-25, 0.3, 1], 200)
+    for found, expected in ((auroc, roc_auc_score), (auprc, average_precision_score)):
+        estimate, bound = found(sums(as_logits(p, True), y), 0)
+        assert 0 < abs(estimate.value - expected(y, p)) <= bound
+
+
+@pytest.mark.parametrize("k", [2, 3, 20])
+def test_probabilities_of_exactly_0_and_1_tie(k):
+    rng = np.random.default_rng(0)
+    p = rng.multinomial(5, rng.dirichlet(np.full(k, 0.4), 3000)) / 5  # votes of five trees
+    y = (p.cumsum(1) > rng.random((3000, 1))).argmax(1)
+    y[::20] = rng.integers(k, size=150)
+    whole = sums(as_logits(p, True), y)
+    assert (p == 0).mean() > 0.2 and (p == 1).any()
+    for found, expected in ((auroc, roc_auc_score), (auprc, average_precision_score)):
+        for row, label in ((0, 1),) if k == 2 else ((1, 1), (2, 2)):
+            estimate, bound = found(whole, row)
+            assert estimate.value == pytest.approx(expected(y == label, p[:, label]), abs=1e-9) and bound < 1e-9
 
 
 def test_every_class_against_the_rest():

@@ -187,7 +187,7 @@ def smooth_width(gaps: np.ndarray) -> np.ndarray:
         middle = (low + high) / 2
         wider = np.abs(_smooth(gaps, middle)).sum(-1) >= middle
         low, high = np.where(wider, middle, low), np.where(wider, high, middle)
-    return (low + high) / 2
+    return np.where(low > 0, (low + high) / 2, 0.0)  # no gaps: 0, not half the last step
 
 
 def brier_parts(points: Points, curve: Curve | None, calibration: Estimate) -> dict[str, Estimate]:

@@ -34,6 +34,9 @@ class Ranked:
         # A normal approximation within the bin: exact for one sample of each, and for ties.
         ahead = np.where(both, ndtr(apart / spread), 0.5)
         one_score = np.where(both, np.abs(apart), 0.0) + np.sqrt(variance.sum(0)) < 10 * TIED
+        # The bins at the ends hold all scores beyond them as one: they tie only if all are probabilities of exactly 0 or 1.
+        at_end = np.isin(np.flatnonzero(filled), (0, sums.moments.shape[2] - 1))
+        one_score &= ~at_end | (np.abs(one) == count / 2).all(axis=0)
         return cls(count[yes], count[no], ahead, one_score)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedcal.assess.disclose import Cell, Counts, Family, add_rest, blank, families, hidden_cells
+from fedcal.assess.disclose import Cell, Counts, Family, hidden_cells
 from fedcal.assess.groups import Groups, check_groups, join_names, names_of, rows_of
+from fedcal.assess.hide import Numbers, hide
 from fedcal.assess.measures import measure
 from fedcal.assess.spread import spread
 from fedcal.assess.sums import ScoreSums, all_thresholds
@@ -209,13 +210,13 @@ def summarise(
     """
     min_count = check_whole(min_count, "min_count", low=0)
     totals: dict[Cell, ScoreSums] = {}
-    counts: dict[Cell, Counts] = {}
+    numbers = Numbers(classes if len(classes) > 2 else ())
     found: dict[tuple[str, str], Json] = {}
     order: list[str] = []
 
     def look(cell: Cell, sums: ScoreSums) -> None:
         detail = cell == Cell() or len(classes) <= MANY
-        counts.update(count(cell, sums, classes if detail else ()))
+        numbers.add(cell, sums, detail)
         found[cell.site, cell.group] = measure(sums, classes, thresholds, min_count, detail)
 
     for site, sums in sites:
@@ -231,7 +232,7 @@ def summarise(
     if ("", "") not in found or not found["", ""]["n"]:
         raise FedCalError("no samples: every site is empty; at least one needs some")
     groups = [group for some in variables.values() for group in some if ("", group) in found]
-    hide(found, counts, order, variables, classes, min_count)
+    hide(found, numbers, order, variables, thresholds, min_count)
     by_site = {site: found[site, ""] for site in order}
     by_group = {group: found["", group] for group in groups}
     return Evaluation(
@@ -245,33 +246,3 @@ def summarise(
         spread(by_site),
         verdict(found["", ""], by_site, by_group),
     )
-
-
-def count(cell: Cell, sums: ScoreSums, labels: Sequence[str]) -> dict[Cell, Counts]:
-    """The samples of a cell; of two classes with those of each, of more with those of each class as a cell of its own."""
-    if sums.n_classes == 2:
-        return {cell: (sums.n, *sums.counts(0))}
-    return {cell: (sums.n,)} | {cell._replace(label=label): (sums.counts(row)[1],) for row, label in enumerate(labels)}
-
-
-def hide(
-    found: dict[tuple[str, str], Json],
-    counts: dict[Cell, Counts],
-    sites: Sequence[str],
-    variables: Mapping[str, Sequence[str]],
-    labels: Sequence[str],
-    min_count: int,
-) -> None:
-    """Replace the results of few samples, and those that would give them away, by None."""
-    variables = add_rest(counts, variables)
-    related = [
-        Family(total, known)
-        for total, parts in families(sites, variables, labels if len(labels) > 2 else ())
-        if (known := [cell for cell in parts if cell in counts]) and total in counts
-    ]
-    for site, group, label in sorted(hidden_cells(counts, related, min_count)):
-        one = found.get((site, group))
-        if one and not label:
-            found[site, group] = blank(one)
-        elif one and one["classes"]:
-            one["classes"][label] = blank(one["classes"][label])

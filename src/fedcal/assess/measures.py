@@ -42,7 +42,7 @@ def measure(
         sums: of the samples.
         names: the classes.
         asked: the thresholds; the first is that of `sensitivity`, `net_benefit` and so on.
-        min_count: hide bins and decisions of fewer samples.
+        min_count: hide decisions of fewer samples, and join smaller groups of the calibration plot.
         detail: whether to add the measures of each class where there are more than two, and the curves.
     """
     n, right, *powers = sums.samples
@@ -76,7 +76,7 @@ def measure(
             "calibration_bins": groups_json(sums, last, min_count),
             "threshold": float(asked[0]),
         }
-    about["bins"] = bins_json(sums, min_count)
+    about["bins"] = bins_json(sums)
     about["ece_floor"] = _finite(sums.bins.floor())
     return about | to_json(found | more)
 
@@ -208,7 +208,7 @@ def groups_json(sums: ScoreSums, row: int, min_count: int) -> Json:
     many = int(min(TENTHS, count.sum() // max(min_count, LEAST)))
     if not many:
         return {"count": [], "predicted": [], **{key: [] for key in Estimate._fields}}
-    starts = equal_mass(count, many)
+    starts = enough(equal_mass(count, many), count, min_count)
     odds = at.middle + at.width * moments[..., 1].sum(0) / np.maximum(count, 1)
     size, events, predicted = (np.add.reduceat(v, starts) for v in (count, moments[1, :, 0], count * expit(odds)))
     filled = size > 0
@@ -218,6 +218,17 @@ def groups_json(sums: ScoreSums, row: int, min_count: int) -> Json:
         "predicted": (predicted[filled] / size[filled]).tolist(),
         **{key: [float(getattr(one, key)) for one in observed] for key in Estimate._fields},
     }
+
+
+def enough(starts: np.ndarray, count: np.ndarray, least: int) -> np.ndarray:
+    """Join groups of samples with the next one until each holds enough: ties make some of them small."""
+    kept, held = [], least
+    for start, size in zip(starts, np.add.reduceat(count, starts), strict=True):
+        if held >= least:
+            kept.append(start)
+            held = 0
+        held += size
+    return np.array(kept[:-1] if held < least and len(kept) > 1 else kept)
 
 
 def decision_json(sums: ScoreSums, row: int, min_count: int) -> Json:
@@ -231,9 +242,9 @@ def decision_json(sums: ScoreSums, row: int, min_count: int) -> Json:
     }
 
 
-def bins_json(sums: ScoreSums, min_count: int) -> Json:
-    """The reliability of the top class, by bins of confidence."""
-    bins = sums.bins.disclosed(min_count) if min_count else sums.bins
+def bins_json(sums: ScoreSums) -> Json:
+    """The reliability of the top class, by bins of confidence; `hide.py` hides the small ones."""
+    bins = sums.bins
     confidence, accuracy = bins.curve()
     return {
         "edges": bins.edges.tolist(),

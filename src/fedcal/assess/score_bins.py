@@ -8,8 +8,11 @@ from functools import cache
 import numpy as np
 
 from fedcal.base.arrays import Array, put
+from fedcal.base.checks import SMALLEST
 
-LIMIT = 40.0  # log-odds beyond count as these
+LIMIT = 40.0  # log-odds beyond are not told apart
+CERTAIN = -float(np.log(SMALLEST))  # minus the log-odds of a probability of 0
+SAME = 1e-6  # log-odds that differ by less from those of a probability of 0 or 1 are taken for these
 FINE = 4096  # bins of up to 16 classes
 MOST = 1 << 16  # bins of all classes together; at least 128 of each
 
@@ -41,6 +44,21 @@ def grid(n_classes: int) -> Grid:
     """The bins for that many classes."""
     reach = 2 * np.arcsinh(LIMIT / 2)
     return Grid(2 * np.sinh(np.linspace(-reach, reach, n_bins(n_classes) + 1) / 2))
+
+
+def locate(x: np.ndarray, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The bin of each log-odds, and the distance to the bin's middle in its widths.
+
+    Log-odds beyond the limit count as the middle of the bin at that end. Those of probabilities of exactly 0 or 1 count as
+    the limit itself, the bin's outer edge, so that sums tell whether all its scores are equal.
+    """
+    at = grid(n_classes)
+    within = np.where(np.abs(x) > LIMIT, np.where(x > 0, at.middle[-1], at.middle[0]), x)
+    bins = at.find(within)
+    offset = (within - at.middle[bins]) / at.width[bins]
+    offset[np.abs(x + CERTAIN) < SAME] = -0.5
+    offset[np.abs(x - CERTAIN + np.log(n_classes - 1)) < SAME] = 0.5  # all others are 0
+    return bins, offset
 
 
 def n_bins(n_classes: int) -> int:

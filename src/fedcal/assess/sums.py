@@ -24,7 +24,7 @@ from fedcal.assess.joint import (
     n_products,
     triangle,
 )
-from fedcal.assess.score_bins import LIMIT, grid, log_odds, n_bins, n_rows
+from fedcal.assess.score_bins import grid, locate, log_odds, n_bins, n_rows
 from fedcal.base.arrays import Array, Params, log_softmax
 from fedcal.errors import FedCalError
 from fedcal.measure.metrics import rank_of_label, squared_error
@@ -107,12 +107,10 @@ class ScoreSums:
         else:  # the top class is the last row
             x = np.concatenate([odds, odds.max(1, keepdims=True)], 1)
             y = np.concatenate([of_class, right[:, None]], 1)
-        at, rows = grid(self.n_classes), x.shape[1]
-        bins, first = len(at.middle), 2 * np.arange(rows)
-        within = np.clip(x, -LIMIT, LIMIT)
-        bin_of = at.find(within)
-        offset = ((within - at.middle[bin_of]) / at.width[bin_of]).ravel()
-        cell = ((first + y) * bins + bin_of).ravel()
+        bins, rows = n_bins(self.n_classes), x.shape[1]
+        first = 2 * np.arange(rows)
+        bin_of, offset = locate(x, self.n_classes)
+        offset, cell = offset.ravel(), ((first + y) * bins + bin_of).ravel()
         size = rows * 2 * bins
         for power in (0, 1, 2):
             found = np.bincount(cell, offset**power if power else None, size)
