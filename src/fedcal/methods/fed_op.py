@@ -83,7 +83,8 @@ class FedOP(Additive):
         scale = np.clip(fit.t[0], 1e-3, 1e3)
         stretch = scale + np.log(-np.expm1(-scale))  # its softplus is the scale
         net |= {"w3": np.zeros_like(net["w3"]), "b3": np.full(n_classes, stretch)}
-        return {name: value.astype(float) for name, value in net.items()}
+        told = {"fallback": fit.params["fallback"]} if fit.fallback else {}
+        return {name: value.astype(float) for name, value in net.items()} | told
 
     @with_tensors
     def apply(self, params: Any, logits: Any) -> Any:
