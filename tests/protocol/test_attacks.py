@@ -15,10 +15,20 @@ from fedcal.base.folds import FOLDS
 from fedcal.base.query import Query
 from fedcal.exact.linear import centre
 from fedcal.exact.prepared import ALL
+from fedcal.exact.private_queries import (
+    FEATURE,
+    VALUES,
+    Confidences,
+    Gains,
+    MatrixSums,
+    PrivateQuery,
+    Scales,
+    ScaleSums,
+)
 from fedcal.exact.queries import LinearSums, Points, Slope, Start
 from fedcal.methods import get_method
 from fedcal.methods.fit import FitScaler
-from fedcal.protocol import Client, Policy, Reply, Request, Scaler
+from fedcal.protocol import Client, Policy, Privacy, Reply, Request, Scaler
 
 K, N = 3, 40
 FEDERATION = "0" * 32
@@ -217,6 +227,161 @@ def test_attack_2_a_client_of_few_samples_says_that_it_has_none() -> None:
         assert (reply.n, bool(reply.content)) == ((n, True) if replies else (0, False))
     many = Policy(min_count=50)
     assert Attacker(Client("fed-bias", *samples(), policy=many), check=True).ask(Start()).n == 0
+
+
+# --- 2, under a privacy by which the client adds no noise -----------------------------------------------------------------
+
+
+CENTRAL = Privacy(1.0)  # the server would add the noise
+
+
+class PrivateAttacker(Attacker):
+    """A server that asks private queries, and says by which privacy."""
+
+    def __init__(self, client: Client, privacy: Privacy | None = CENTRAL) -> None:
+        super().__init__(client, check=True)
+        self.privacy = privacy
+
+    def sums(self, query: PrivateQuery) -> np.ndarray:
+        self.questions += 1
+        return self.client.reply(Request(FEDERATION, self.questions, query, self.privacy)).content[VALUES]
+
+    def gradient(self, w: np.ndarray, clip: float) -> np.ndarray:
+        query = MatrixSums(len(w), 0.1, clip, w, "matrix")
+        return query.read(self.sums(query))[0].reshape(w.shape)
+
+
+def read_between_planes(client: Client, logits: np.ndarray, steep: float = 1e5) -> np.ndarray:
+    """The sample furthest in a direction, from two gradients of a matrix: one plane before it, one behind it."""
+    server, truth = PrivateAttacker(client), centre(logits)
+    clip, direction = 1.01 * float(np.linalg.norm(truth, axis=1).max()), np.array([1.0, 0.0, -1.0])
+    along = np.sort(FEATURE * truth / clip @ direction)
+    beyond = []
+    for plane in ((along[-1] + along[-2]) / 2, along[-1] + 1e-3):
+        w = np.zeros((K, K + 1))
+        w[0, :K], w[0, K], w[2, K] = steep * direction, -steep * plane, -3 * steep
+        beyond.append(server.gradient(w, clip)[0])
+    inside = beyond[0] - beyond[1]
+    return inside[:K] / inside[K] * clip / FEATURE
+
+
+def read_slabs(client: Client, k: int, n: int, replies: int = 7) -> list[np.ndarray]:
+    """Samples that are alone in one of k − 1 slabs, along random directions: without knowing anything of the samples."""
+    server, rng, clip, steep, found = PrivateAttacker(client), np.random.default_rng(1), 60.0, 8e4, list[np.ndarray]()
+    all_first = np.zeros((k, k + 1))
+    all_first[0, k] = 1e6
+    labels = server.gradient(all_first, clip)
+    for _ in range(replies):
+        direction = rng.normal(size=k)
+        direction = (direction - direction.mean()) / np.linalg.norm(direction - direction.mean())
+        planes, w = np.linspace(-0.3, 0.3, k - 1), np.zeros((k, k + 1))
+        for c in range(k):
+            w[c, :k], w[c, k] = steep * c * direction, -steep * planes[:c].sum()
+        slabs = (server.gradient(w, clip) - labels)[1:]
+        weight = (n - (Policy().min_count - 1)) / n  # of each sample, under a policy
+        found += [slab[:k] / slab[k] * clip / FEATURE for slab in slabs if abs(slab[k] / weight - 1) < 0.01]
+    return found
+
+
+def test_attack_2_by_central_privacy() -> None:
+    """The server says that it adds the noise, and asks a client of `fed-ts` for gradients of a matrix."""
+    logits, labels = samples()
+    truth = centre(logits)
+    furthest = truth[(truth @ np.array([1.0, 0.0, -1.0])).argmax()]
+    assert read_between_planes(Client("fed-matrix", logits, labels), logits) == pytest.approx(furthest, abs=0.01)
+    for spec in ("fed-ts", "fed-bias", "fed-beta", "fed-hist", "fed-op", "fedcal-plus:accuracy=keep,informed=false"):
+        with pytest.raises(FedCalError, match=r"asks for MatrixSums, which .* never does: do not reply"):
+            read_between_planes(Client(spec, logits, labels, policy=Policy()), logits)
+    with pytest.raises(FedCalError, match="asks for MatrixSums where fed-vector does not"):
+        read_between_planes(Client("fed-vector", logits, labels, policy=Policy()), logits)
+    for spec in ("fed-matrix", "fedcal-plus"):
+        with pytest.raises(FedCalError, match="larger than 10000, which no fit comes to"):
+            read_between_planes(Client(spec, logits, labels, policy=Policy()), logits)
+
+
+def test_attack_2_by_central_privacy_without_knowing_the_samples() -> None:
+    n, k = 40, 10
+    rng = np.random.default_rng(0)
+    logits, labels = 3 * rng.normal(size=(n, k)), rng.integers(k, size=n)
+    found = read_slabs(Client("fed-matrix", logits, labels), k, 10**9)  # without a policy each sample counts whole
+    truth = centre(logits)
+    assert len([one for one in found if np.abs(truth - one).max(1).min() < 0.2]) >= 3
+    for spec in ("fed-ts", "fed-matrix", "fedcal-plus"):
+        with pytest.raises(FedCalError, match="do not reply to this server"):
+            read_slabs(Client(spec, logits, labels, policy=Policy()), k, n)
+
+
+@pytest.mark.parametrize(
+    "privacy", [CENTRAL, Privacy(1e6, where="local"), Privacy(1.0, where="distributed", nodes=10**9)]
+)
+def test_a_privacy_of_the_servers_choice_is_no_protection(privacy: Privacy) -> None:
+    """Noise whose size the server chooses hides nothing from it: bounds hold unless the privacy is the client's own."""
+    logits, labels = samples()
+    steep = MatrixSums(K, 0.1, 20.0, np.full((K, K + 1), 2e4))
+    with pytest.raises(FedCalError, match="larger than 10000"):
+        PrivateAttacker(Client("fed-matrix", logits, labels, policy=Policy()), privacy).sums(steep)
+
+
+BIAS = np.array([1.0, 0.1, 0.0, -0.1])
+MATRIX = np.concatenate([np.eye(K), np.zeros((K, 1))], 1)
+MORE = {
+    "label counts, for fed-ts": ("fed-ts", Scales(K, 0.1)),
+    "label counts, for fed-op": ("fed-op", Scales(K, 0.1)),
+    "a bias, for fed-ts": ("fed-ts", ScaleSums(K, 0.1, 9.0, BIAS)),
+    "a bias, for fed-beta": ("fed-beta", ScaleSums(K, 0.1, 9.0, BIAS)),
+    "a temperature out of its limits": ("fed-ts", ScaleSums(K, 0.1, 1.5, np.array([21.0]))),
+    "the same through a small norm": ("fed-ts", ScaleSums(K, 0.1, 0.01, np.array([1.0]))),
+    "gains at such a temperature": ("fed-ts", Gains(K, 0.1, ({"temperature": np.array([0.01])},))),
+    "gains of a bias, for fed-ts": ("fed-ts", Gains(K, 0.1, ({"bias": BIAS},))),
+    "gains of many maps": ("fed-bias", Gains(K, 0.1, ({"bias": BIAS},) * 2)),
+    "gains of a matrix, for fed-bias": ("fed-bias", Gains(K, 0.1, ({"matrix": MATRIX.ravel()},))),
+    "gains of a steep matrix": ("fed-matrix", Gains(K, 0.1, ({"matrix": 1e4 * MATRIX.ravel()},))),
+    "confidences, for fed-bias": ("fed-bias", Confidences(K, 0.1, 1.0)),
+    "confidences at a steep scale": ("fed-hist", Confidences(K, 0.1, 1e4)),
+    "a steep bias": ("fed-bias", ScaleSums(K, 0.1, 9.0, 1e5 * BIAS)),
+    "an intercept": ("fed-bias", ScaleSums(K, 0.1, 9.0, np.array([1.0, 2e4, 0.0, 0.0]))),
+    "part of a Hessian": ("fed-bias", ScaleSums(K, 0.1, 9.0, BIAS, full=False)),
+    "a matrix, for fed-vector": ("fed-vector", MatrixSums(K, 0.1, 9.0, np.ones((K, K + 1)), "vector")),
+    "a vector, for fed-matrix": ("fed-matrix", MatrixSums(K, 0.1, 9.0, MATRIX, "vector")),
+}
+
+
+@pytest.mark.parametrize(("spec", "query"), MORE.values(), ids=MORE.keys())
+def test_by_central_privacy_a_server_learns_no_more_than_without(spec: str, query: PrivateQuery) -> None:
+    client = Client(spec, *samples(), policy=Policy())
+    with pytest.raises(FedCalError, match="do not reply to this server"):
+        PrivateAttacker(client).sums(query)
+    assert client.talk.replies == 0
+
+
+def test_private_queries_without_any_privacy_are_refused() -> None:
+    client = Client("fed-bias", *samples())
+    with pytest.raises(FedCalError, match="a private query without privacy: do not reply"):
+        PrivateAttacker(client, None).sums(Scales(K, 0.1))
+
+
+def test_a_federation_is_private_or_it_is_not() -> None:
+    """Else a server had the replies of a fit of each kind."""
+    client = Client("fed-bias", *samples(), policy=Policy())
+    server = PrivateAttacker(client)
+    server.sums(Scales(K, 0.1))
+    with pytest.raises(FedCalError, match="takes part under differential privacy, and the request is without"):
+        server.ask(Start())
+    client = Client("fed-bias", *samples(), policy=Policy())
+    server = PrivateAttacker(client)
+    server.ask(Start())
+    with pytest.raises(FedCalError, match="takes part without differential privacy, and the request is under"):
+        server.sums(Scales(K, 0.1))
+
+
+def test_how_often_a_private_query_is_replied_to() -> None:
+    """As often as two private fits of the method ask: of a matrix twice each time that the fit begins."""
+    client = Client("fed-matrix", *samples(), policy=Policy())
+    server = PrivateAttacker(client)
+    for reply in range(2 * (1 + Policy().max_restarts)):
+        server.gradient(MATRIX + 1e-3 * reply, 9.0)
+    with pytest.raises(FedCalError, match="more often than it needs"):
+        server.gradient(MATRIX, 9.0)
 
 
 # --- 3: scalers to measure --------------------------------------------------------------------------------------------

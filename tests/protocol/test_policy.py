@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from dataclasses import replace
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from conversations import ADDITIVE, SPECS, make_samples, suited
-from fedcal import METHODS, FedCalError
+from fedcal import METHODS, FedCalError, FedCalWarning
 from fedcal.base.folds import FOLDS, folds
 from fedcal.exact.linear import n_parameters
 from fedcal.exact.prepared import ALL, FoldMap
@@ -22,9 +23,10 @@ from fedcal.methods import get_method
 from fedcal.methods.fit import FitScaler
 from fedcal.protocol import Client, Policy, Privacy, Request, Server
 from fedcal.protocol.bounds import check_bounds, logit_size
-from fedcal.protocol.policy import LARGEST, Talk
+from fedcal.protocol.policy import LARGEST, Talk, private_rounds
 
 SAMPLES = make_samples([60, 70, 80], 3)
+PRIVATE = [spec for spec in ADDITIVE if get_method(spec).private]
 
 
 def request_of(query: Any, round: int = 1, federation: str = "federation") -> Request:
@@ -174,6 +176,51 @@ def test_honest_federations_do_not_notice_a_policy(spec: str) -> None:
         assert client.talk.begun == 1 + bool(server.ledger.restarts) or len(client.method.stages(3)) == 1
         assert client.talk.replies == server.ledger.rounds
     assert server.ledger.restarts == (server.plan.method.additive and server.ledger.rounds > 3)
+
+
+@pytest.mark.parametrize("spec", PRIVATE)
+@pytest.mark.parametrize("unit", ["sample", "client"])
+@pytest.mark.parametrize("where", ["central", "local", "distributed"])
+def test_honest_private_federations_do_not_notice_a_policy(spec: str, unit: Any, where: Any) -> None:
+    """Every private program keeps to its stages and bounds, whoever states the privacy; clients may be of any size."""
+    pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'fedcal[privacy]'")
+    rng = np.random.default_rng(0)
+    pairs = [(z.repeat(12, 0) + rng.normal(size=(12 * len(z), 3)), y.repeat(12)) for z, y in SAMPLES]
+    privacy = Privacy(1e4, unit=unit, where=where, nodes=len(pairs) + 1)
+    for own in (None, privacy) if where != "central" else (None,):
+        server = Server(spec, 3, privacy=privacy)
+        policy = Policy(privacy=own)
+        clients = [Client(spec, *pair, policy=policy) for pair in [*pairs, (pairs[0][0][:2], pairs[0][1][:2])]]
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", FedCalWarning
+            )  # four clients are too few to fit anything where they are protected
+            while (request := server.request) is not None:
+                server.receive({f"site{i}": client.reply(request) for i, client in enumerate(clients)})
+        assert {(client.talk.replies, client.talk.begun) for client in clients} == {(server.ledger.rounds, 1)}
+        assert server.scaler.params and server.ledger.rounds <= private_rounds(server.plan.method)
+
+
+@pytest.mark.parametrize("spec", PRIVATE)
+@pytest.mark.parametrize("kind", ["separable", "wrong", "one class", "heavy tails", "tiny", "huge"])
+def test_private_fits_of_odd_samples_stay_within_the_bounds(spec: str, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(3, size=900)
+    z = 3 * (rng.normal(size=(900, 3)) + np.eye(3)[y])
+    logits = {
+        "separable": 5 * np.eye(3)[y] + 0.1 * z,
+        "wrong": -5 * np.eye(3)[y] + 0.1 * z,
+        "heavy tails": rng.standard_cauchy(size=(900, 3)) + z,
+        "tiny": 1e-6 * z,
+        "huge": 1e4 * z,
+    }.get(kind, z)
+    client = Client(spec, logits, y * (kind != "one class"), policy=Policy())
+    server = Server(spec, 3, privacy=Privacy(math.inf))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FedCalWarning)
+        while (request := server.request) is not None:
+            server.receive({"site": client.reply(request)})
+    assert server.scaler.params
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e4])

@@ -1,5 +1,6 @@
 """Differential privacy: attacks on our own releases, the accountant, and what a private client refuses."""
 
+import json
 import math
 from dataclasses import fields, replace
 
@@ -216,6 +217,22 @@ def test_the_same_request_gets_the_same_reply_and_costs_once():
     assert client.spent == 2 * spent
 
 
+@pytest.mark.parametrize("other", [None, Privacy(1.0, where="local"), Privacy(8.0, 1e-6, where="local")])
+def test_a_spent_budget_is_not_taken_for_that_of_another_privacy(other):
+    """A share of ε = 8 would be reported as the same share of ε = 1."""
+    mine = Privacy(8.0, where="local")
+    client = Client("fed-ts", *samples(), privacy=mine)
+    fresh = Client("fed-ts", *samples(), privacy=mine).state_dict()
+    client.reply(request(Scales(K, 0.9)))
+    state = client.state_dict()
+    with pytest.raises(FedCalError, match=r"was spent under Privacy\(epsilon=8.0.*: give that one again, or begin"):
+        Client("fed-ts", *samples(), privacy=other).load_state_dict(state)
+    again = Client("fed-ts", *samples(), privacy=mine)
+    again.load_state_dict({**state, "about": json.loads(json.dumps(state["about"]))})
+    assert again.spent == client.spent > 0
+    Client("fed-ts", *samples(), privacy=other).load_state_dict(fresh)  # nothing is spent
+
+
 def test_a_used_up_budget_ends_all_replies_whatever_the_federation():
     client = Client("fed-bias", *samples(), privacy=Privacy(1.0, where="local", measure=0.0))
     for number in range(1, 6):
@@ -233,6 +250,22 @@ def test_a_share_that_is_no_share_is_refused(budget):
     with pytest.raises(FedCalError):
         client.reply(request(hessian_query(budget)))
     assert client.spent == 0
+
+
+@pytest.mark.parametrize(
+    "query",
+    [replace(hessian_query(), budget=budget) for budget in ("x", None, True, np.ones(2))]
+    + [replace(hessian_query(), k="3"), replace(hessian_query(), clip=None), replace(hessian_query(), clip=0.0)]
+    + [replace(hessian_query(), t=[1.0]), replace(hessian_query(), full=1)]
+    + [replace(Gains(K, 0.1, ()), maps=maps) for maps in ("bias", ("bias",), ({"bias": "x"},))],
+)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_query_of_other_types_is_one_line(query, own):
+    privacy = Privacy(1.0, where="local") if own else None
+    client = Client("fed-bias", *samples(), privacy=privacy, policy=Policy())
+    with pytest.raises(FedCalError, match="do not reply to this server") as refused:
+        client.reply(request(query, Privacy(1.0)))
+    assert "\n" not in str(refused.value)
 
 
 def test_requests_that_are_not_private_are_refused():
@@ -362,7 +395,8 @@ def test_whether_a_client_refuses_tells_nothing_of_its_samples(query):
 def test_a_server_cannot_choose_how_summands_are_weighed():
     """Weights near the end of float64 would overflow for some samples and not for others."""
     names = {entry.name for kind in PRIVATE_QUERIES for entry in fields(kind)}
-    assert names <= {"k", "budget", "per_client", "norms", "clip", "t", "full", "w", "family", "maps", "scale"}
+    known = {"k", "budget", "per_client", "norms", "labels", "clip", "t", "full", "w", "family", "maps", "scale"}
+    assert names <= known
 
 
 def test_more_noise_than_numbers_can_hold_is_refused():

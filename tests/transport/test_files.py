@@ -493,6 +493,27 @@ def test_federations_that_a_site_joins_share_its_privacy_budget(tmp_path: Path) 
                 ask()
 
 
+@pytest.mark.parametrize("other", [None, 1.0])
+def test_a_sites_budget_is_not_taken_for_that_of_another_privacy(tmp_path: Path, other: float | None) -> None:
+    """Neither in the federation where it was spent, nor in another one."""
+    pair, state = make_samples(1), tmp_path / "state"
+    policy = private_request(tmp_path / "one")
+    files.reply(tmp_path / "one", pair, "siteB", state, policy=policy)
+    changed = Policy(privacy=Privacy(other, where="local")) if other else Policy()
+    with pytest.raises(
+        FedCalError, match=r"safetensors: .*was spent under Privacy\(epsilon=2.0.*: give that one again"
+    ):
+        files.reply(tmp_path / "one", pair, "siteB", state, policy=changed)
+    private_request(tmp_path / "two")
+    if other:
+        with pytest.raises(FedCalError, match="was spent under Privacy"):
+            files.reply(tmp_path / "two", pair, "siteB", state, policy=changed, join=True)
+    scaler = fedcal.calibrate({"siteB": pair}, "fed-bias")
+    scaler.federation = files.read_request(tmp_path / "one")[0].federation
+    scaler.save(tmp_path / "scaler.safetensors")  # the personal part needs no budget
+    assert files.finish(tmp_path / "scaler.safetensors", pair, "siteB", state, tmp_path / "own.safetensors")
+
+
 def test_a_share_of_the_noise_does_not_travel_by_files(tmp_path: Path) -> None:
     policy = private_request(tmp_path / "one", "distributed")
     with pytest.raises(FedCalError, match="within a total only"):

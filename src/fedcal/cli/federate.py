@@ -102,7 +102,7 @@ def federate(
     from fedcal.data import DATASETS
     from fedcal.federate import launch
     from fedcal.methods import get_method
-    from fedcal.protocol.policy import PRIVATE_ROUNDS
+    from fedcal.protocol.policy import private_rounds
     from fedcal.secure import divide, threshold
     from fedcal.simulate.config import Config
     from fedcal.simulate.runs import check_folder
@@ -139,7 +139,7 @@ def federate(
             out.print(f"{len(plan.names)} nodes ({names}); logs in {logs}", soft_wrap=True)
         totals = {"training": rounds, "calibration": None if chosen.additive else chosen.rounds}
         # Other exact fits take a third of their bound or less: it would tell nothing.
-        most = None if epsilon is None else PRIVATE_ROUNDS
+        most = None if epsilon is None else private_rounds(chosen)
         launch.federate(plan, limit, resume, keep_keys, follow(parts, totals, most))
     if not quiet:
         tell(out_dir)

@@ -47,6 +47,8 @@ Asks = Generator[PrivateQuery, Totals, "PrivateFit"]
 SCALES, GAINS = 0.08, 0.06  # shares of the budget
 MATRIX = 0.3  # of what is left for fits: the matrix family's step
 STEPS, GROWTH = 6, 1.5  # Newton steps; each has GROWTH times the budget of the one before
+MATRIX_STEPS = 2  # most steps of the matrix family
+HISTOGRAMS = 2  # of confidences: one for the map, one that judges it
 SHORTENED = 0.25  # share of the samples whose logits are clipped
 BEGIN = 1.5  # the root mean square of logits at the start, if they are not smaller anyway
 RIDGE = 0.1  # on biases
@@ -64,7 +66,7 @@ class PrivateFit:
 
     family: Family
     t: Array  # the family's parameters
-    labels: Array  # (K,) noised label counts, at least 0
+    labels: Array  # (K,) noised label counts, at least 0; (1,) where only samples are counted
     noise: float  # standard deviation of each of these
     scale: float  # 1/T of the temperature; 1 for the identity
     fallback: bool  # whether it is the identity because no map gained more than noise alone could
@@ -75,7 +77,15 @@ class PrivateFit:
         return {self.family: self.t} | ({"fallback": np.ones(())} if self.fallback else {})
 
 
-def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bool = False) -> Asks:
+def fit_privately(
+    k: int,
+    family: Family,
+    clip: float | None = None,
+    *,
+    also: bool = False,
+    labels: bool = True,
+    limits: tuple[float, float] = (0.0, math.inf),
+) -> Asks:
     """Fit a linear map of the logits from private sums.
 
     Args:
@@ -83,23 +93,26 @@ def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bo
         family: the largest family to fit.
         clip: the norm to which logits are clipped; None: found from the samples.
         also: whether `fit_confidences` follows, whose histograms need a share of the budget too.
+        labels: whether labels are counted; else only samples are, as a method without a bias needs no more.
+        limits: of 1/T, in the fit of a temperature.
     """
-    total = yield Scales(k, SCALES, norms=clip is None)
+    scales = Scales(k, SCALES, norms=clip is None, labels=labels)
+    total = yield scales
     noise = float(total["noise"])
-    labels = np.maximum(total[VALUES][:k], 0)
-    n = float(labels.sum())
-    if n <= 3 * noise * math.sqrt(k):
-        return _identity(k, family, labels, noise)
-    norm = clip if clip is not None else _norm(total[VALUES][k:], n)
+    counts = np.maximum(total[VALUES][: scales.counts], 0)
+    n = float(counts.sum())
+    if n <= 3 * noise * math.sqrt(len(counts)):
+        return _identity(k, family, counts, noise)
+    norm = clip if clip is not None else _norm(total[VALUES][scales.counts :], n)
     room = n / max(noise, 1e-9)  # samples per unit of noise
     large = family in ("vector", "matrix") and room >= ROOM * k * (k + 1)
     left = 1 - SCALES - GAINS * (1 + 2 * also)
-    t = yield from _newton(k, family != "temperature", norm, left * (1 - MATRIX * large))
+    t = yield from _newton(k, family != "temperature", norm, left * (1 - MATRIX * large), limits)
     steps: list[tuple[Family, Array]] = [("bias" if len(t) > 1 else "temperature", _in_logits(t, norm))]
     if large:
         step = "vector" if family == "vector" else "matrix"
         w = first = _as_matrix("bias", t, k)
-        many = 1 + int(room >= PLENTY * k * (k + 1))
+        many = MATRIX_STEPS if room >= PLENTY * k * (k + 1) else 1
         for _ in range(many):
             w = yield from _step(k, step, w, first, norm, left * MATRIX / many)
         w = np.concatenate([w[:, :k] * (FEATURE / norm), w[:, k:]], 1)
@@ -113,9 +126,9 @@ def fit_privately(k: int, family: Family, clip: float | None = None, *, also: bo
     feigned = [_feigned(name, k, error * math.sqrt(1 + i)) for i, (name, _) in enumerate(steps)]
     eligible = [i for i, gain in enumerate(gains) if gain > feigned[i]]
     if not eligible:
-        return _identity(k, family, labels, noise)
+        return _identity(k, family, counts, noise)
     name, t = steps[max(eligible, key=lambda i: float(gains[i]))]
-    return PrivateFit(family, _widened(name, t, family, k), labels, noise, float(steps[0][1][0]), False)
+    return PrivateFit(family, _widened(name, t, family, k), counts, noise, float(steps[0][1][0]), False)
 
 
 def fit_confidences(
@@ -155,13 +168,21 @@ def fit_confidences(
 # --- the steps -----------------------------------------------------------------------------------------------------------
 
 
-def _newton(k: int, bias: bool, norm: float, budget: float) -> Generator[PrivateQuery, Totals, Array]:
+def whole_hessian(k: int, bias: bool) -> bool:
+    """Whether a Newton step's Hessian is released whole, and not only its diagonal."""
+    return not bias or k <= FULL_UP_TO
+
+
+def _newton(
+    k: int, bias: bool, norm: float, budget: float, limits: tuple[float, float]
+) -> Generator[PrivateQuery, Totals, Array]:
     """Fit a temperature, or a temperature and a bias, in units of the features, by Newton's method."""
     t = np.zeros(1 + k * bias)
-    t[0] = min(1.0, BEGIN * math.sqrt(k) / norm) * norm / FEATURE
+    low, high = (limit * norm / FEATURE for limit in limits)
+    t[0] = np.clip(min(1.0, BEGIN * math.sqrt(k) / norm) * norm / FEATURE, low, high)
     ridge = np.full_like(t, RIDGE)
     ridge[0] = 0.0
-    full = not bias or k <= FULL_UP_TO
+    full = whole_hessian(k, bias)
     for step in range(STEPS):
         share = budget * GROWTH**step * (GROWTH - 1) / (GROWTH**STEPS - 1)
         query = ScaleSums(k, share, norm, t, full)
@@ -175,7 +196,8 @@ def _newton(k: int, bias: bool, norm: float, budget: float) -> Generator[Private
         else:
             hessian = np.diag(np.maximum(2 * hessian.diagonal(), FLOOR * noise))
         move = np.linalg.solve(hessian + np.diag(ridge + 1e-9), gradient + ridge * t)
-        t = np.append(np.clip(t[0] - move[0], t[0] / 3, 3 * t[0]), t[1:] - move[1:])
+        scale = np.clip(np.clip(t[0] - move[0], t[0] / 3, 3 * t[0]), low, high)
+        t = np.append(scale, t[1:] - move[1:])
     return t
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -31,6 +31,12 @@ FEATURE = 1.5  # largest norm of clipped logits as features; a constant 1 is add
 CURVATURE = 0.5  # ‖diag p − p pᵀ‖ is at most this, for every p (reached at two classes of one half)
 LARGEST = 1e6  # parameters are cut off here, so that nothing overflows
 SHORTEST = 1e-100  # least `clip`: the norms of smaller logits would underflow
+NUMBER = (int, float)
+KINDS: dict[str, tuple[type, ...]] = {  # of what a query's fields hold
+    "k": (int,), "budget": NUMBER, "per_client": (bool,), "labels": (bool,), "norms": (bool,), "clip": NUMBER,
+    "t": (np.ndarray,), "full": (bool,), "w": (np.ndarray,), "family": (str,), "maps": (tuple,), "scale": NUMBER,
+    "views": (int,), "bins": (int,),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,16 @@ class PrivateQuery(SumQuery):
         """Whether its parameters have the right shapes for its number of classes."""
         return self.k >= 2
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether each field holds what it should: a stranger's query may hold anything."""
+        return all(_is_of(getattr(self, entry.name), KINDS[entry.name]) for entry in fields(self))
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The family of each map of logits that it holds."""
+        return ()
+
     @abstractmethod
     def summed(self, z: Array, y: Array, weight: Array) -> Array:
         """The weighted sum of the summands of samples with row-centred logits z (N, K)."""
@@ -82,20 +98,26 @@ class PrivateQuery(SumQuery):
 
 @dataclass(frozen=True)
 class Scales(PrivateQuery):
-    """Label counts and, unless the norm is given, a histogram of the logits' norms."""
+    """Label counts (or only the number of samples) and, unless the norm is given, a histogram of the logits' norms."""
 
     norms: bool = True
+    labels: bool = True
 
     @property
     def bound(self) -> float:
         return math.sqrt(1 + self.norms)
 
     @property
+    def counts(self) -> int:
+        """How many numbers of the reply come before the histogram."""
+        return self.k if self.labels else 1
+
+    @property
     def size(self) -> int:
-        return self.k + self.norms * (len(NORMS) + 1)
+        return self.counts + self.norms * (len(NORMS) + 1)
 
     def summed(self, z: Array, y: Array, weight: Array) -> Array:
-        labels = np.bincount(y, weight, self.k)
+        labels = np.bincount(y if self.labels else np.zeros_like(y), weight, self.counts)
         if not self.norms:
             return labels
         norms = np.searchsorted(NORMS, np.linalg.norm(z, axis=1))
@@ -118,6 +140,10 @@ class ScaleSums(PrivateQuery):
     @property
     def fits(self) -> bool:
         return super().fits and self.t.shape in ((1,), (1 + self.k,))
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return ("temperature" if self.t.shape == (1,) else "bias",)
 
     @property
     def bound(self) -> float:
@@ -169,7 +195,11 @@ class MatrixSums(PrivateQuery):
 
     @property
     def fits(self) -> bool:
-        return super().fits and self.w.shape == (self.k, self.k + 1)
+        return super().fits and self.w.shape == (self.k, self.k + 1) and self.family in ("vector", "matrix")
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return (self.family,)
 
     @property
     def bound(self) -> float:
@@ -220,6 +250,16 @@ class Gains(PrivateQuery):
         return super().fits and 0 < len(self.maps) == len(sizes) and all((n,) == shape for n, shape in sizes)
 
     @property
+    def families(self) -> tuple[str, ...]:
+        return tuple(family for one in self.maps for family in one)
+
+    @property
+    def is_typed(self) -> bool:
+        return super().is_typed and all(
+            isinstance(one, dict) and all(_is_of(t, (np.ndarray,)) for t in one.values()) for one in self.maps
+        )
+
+    @property
     def bound(self) -> float:
         return math.hypot(self.most, 1) * math.sqrt(len(self.maps))
 
@@ -248,6 +288,10 @@ class Confidences(PrivateQuery):
     """Samples and hits by the log-odds of the top label under a scale: (2, bins), flat."""
 
     scale: float
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return ("temperature",)
 
     @property
     def bound(self) -> float:
@@ -354,6 +398,11 @@ def square(values: Array, d: int) -> Array:
     matrix = np.zeros((d, d))
     matrix[i, j] = matrix[j, i] = np.where(i == j, values, values / math.sqrt(2))
     return matrix
+
+
+def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of these types; True and False are no numbers."""
+    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
 def _losses(u: Array, y: Array) -> Array:

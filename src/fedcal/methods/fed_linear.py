@@ -13,7 +13,8 @@ from fedcal.base.arrays import Params
 from fedcal.base.query import Query
 from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
-from fedcal.exact.private import fit_privately
+from fedcal.exact.private import HISTOGRAMS, MATRIX_STEPS, STEPS, Family, fit_privately
+from fedcal.exact.private_queries import Confidences, Gains, MatrixSums, Scales, ScaleSums
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import GRIDS, OCTAVES, ROUNDS, SLOW_ROUNDS, curvature_of, fit_linear, start
 from fedcal.methods.method import Additive, Stage, option
@@ -32,6 +33,14 @@ def fit_stages(family: str, n_classes: int) -> tuple[Stage, ...]:
     return (*first, Stage(queries.LinearSums, ROUNDS if whole else SLOW_ROUNDS, {family: 1}))
 
 
+def private_fit_stages(family: Family, *, also: bool = False) -> tuple[Stage, ...]:
+    """What `fit_privately` asks, and `fit_confidences` after it."""
+    first = "temperature" if family == "temperature" else "bias"
+    larger = (Stage(MatrixSums, MATRIX_STEPS, {family: 1}),) if family in ("vector", "matrix") else ()
+    after = (Stage(Confidences, HISTOGRAMS, {"temperature": 1}),) if also else ()
+    return (Stage(Scales), Stage(ScaleSums, STEPS, {first: 1}), *larger, Stage(Gains, 1, {first: 1, family: 1}), *after)
+
+
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
@@ -44,6 +53,9 @@ class FedLinear(Additive):
 
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
         return (*start_stages(), *fit_stages(self.family, n_classes))
+
+    def private_stages(self, n_classes: int) -> tuple[Stage, ...]:
+        return private_fit_stages(self.family)
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

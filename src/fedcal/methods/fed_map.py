@@ -17,7 +17,7 @@ from fedcal.exact.prepared import ALL, FoldMap
 from fedcal.exact.private import fit_confidences, fit_privately
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import fit_linear, start
-from fedcal.methods.fed_linear import first_stage, fit_stages, start_stages
+from fedcal.methods.fed_linear import first_stage, fit_stages, private_fit_stages, start_stages
 from fedcal.methods.method import Additive, Stage, option
 
 
@@ -38,6 +38,9 @@ class FedMap(Additive):
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
         fit = fit_stages("temperature", n_classes)
         return (*start_stages(), *fit, Stage(queries.Histogram, maps={"temperature": 1}))
+
+    def private_stages(self, n_classes: int) -> tuple[Stage, ...]:
+        return private_fit_stages("temperature", also=True)
 
     def program(self, n_classes: int) -> Program:
         clients = yield from start(n_classes)

@@ -16,6 +16,7 @@ from fedcal.exact.prepared import Prepared
 from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Program
+from fedcal.methods.fed_linear import private_fit_stages
 from fedcal.methods.method import Additive, Stage, option
 
 
@@ -52,6 +53,9 @@ class FedOP(Additive):
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
         return (Stage(NetGradient, self.rounds),)
 
+    def private_stages(self, n_classes: int) -> tuple[Stage, ...]:
+        return private_fit_stages("temperature")
+
     def program(self, n_classes: int) -> Program:
         import torch
 
@@ -72,14 +76,15 @@ class FedOP(Additive):
 
     def private_program(self, n_classes: int, clip: float | None) -> Program:
         """The net that is a temperature: a private budget does not carry gradients of hundreds of weights for many rounds."""
-        fit = yield from fit_privately(n_classes, "temperature", clip)
+        fit = yield from fit_privately(n_classes, "temperature", clip, labels=False)
         from fedcal.nets.mlp import init_mlp
 
         net = arrays(init_mlp(n_classes, self.hidden, torch_rng(0, "fed-op")))
         scale = np.clip(fit.t[0], 1e-3, 1e3)
         stretch = scale + np.log(-np.expm1(-scale))  # its softplus is the scale
         net |= {"w3": np.zeros_like(net["w3"]), "b3": np.full(n_classes, stretch)}
-        return {name: value.astype(float) for name, value in net.items()}
+        told = {"fallback": fit.params["fallback"]} if fit.fallback else {}
+        return {name: value.astype(float) for name, value in net.items()} | told
 
     @with_tensors
     def apply(self, params: Any, logits: Any) -> Any:

@@ -13,6 +13,7 @@ from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import Slope
 from fedcal.exact.solve import Program
 from fedcal.exact.temperature import T_MAX, T_MIN, temperature, temperature_search
+from fedcal.methods.fed_linear import private_fit_stages
 from fedcal.methods.method import Additive, Stage
 
 
@@ -27,6 +28,9 @@ class FedTS(Additive):
     def stages(self, n_classes: int) -> tuple[Stage, ...]:
         return (Stage(Slope, 100),)
 
+    def private_stages(self, n_classes: int) -> tuple[Stage, ...]:
+        return private_fit_stages("temperature")
+
     def program(self, n_classes: int) -> Program:
         search = temperature_search()
         b = next(search)
@@ -38,7 +42,8 @@ class FedTS(Additive):
                 return {"temperature": np.array(finished.value.temperature)}
 
     def private_program(self, n_classes: int, clip: float | None) -> Program:
-        found = (yield from fit_privately(n_classes, "temperature", clip)).params
+        limits = 1 / T_MAX, 1 / T_MIN
+        found = (yield from fit_privately(n_classes, "temperature", clip, labels=False, limits=limits)).params
         return found | {"temperature": np.clip(1 / found["temperature"][0], T_MIN, T_MAX)}
 
     def params_from(self, query: Query) -> Params:

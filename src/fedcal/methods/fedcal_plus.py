@@ -35,11 +35,11 @@ from fedcal.exact.candidates import (
     score,
 )
 from fedcal.exact.linear import FAMILIES, centre
-from fedcal.exact.private import fit_privately
+from fedcal.exact.private import Family, fit_privately
 from fedcal.exact.queries import SumQuery, apply_confidence_map
 from fedcal.exact.solve import Program, Sums
 from fedcal.exact.stages import MATRIX_NEWTON_MAX, Clients, average_map, fit_linear, fit_prior_shift, start
-from fedcal.methods.fed_linear import first_stage, fit_stages, start_stages
+from fedcal.methods.fed_linear import first_stage, fit_stages, private_fit_stages, start_stages
 from fedcal.methods.method import Additive, Stage, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
@@ -84,11 +84,19 @@ class FedCalPlus(Additive):
         fallback = fit_stages("temperature", n_classes)
         return (*start_stages(folded=True), *fallback, *fits, *folds, *after)
 
+    def private_stages(self, n_classes: int) -> tuple[Stage, ...]:
+        return private_fit_stages(self._largest(n_classes))
+
     def ridges(self, k: int) -> dict[str, tuple[float, ...]]:
         """The families to try, each with its ridges."""
         families = () if self.accuracy == "keep" and not self.informed else FAMILIES[1:]
         beyond = () if k <= MATRIX_MAX_CLASSES else ("matrix",)
         return {"temperature": (0.0,), **{f: ridges_of(f, k) for f in families if f not in beyond}}
+
+    def _largest(self, k: int) -> Family:
+        """The largest family that is tried: also under privacy, where a client adds no noise if the server does."""
+        tried = self.ridges(k)
+        return "matrix" if "matrix" in tried else "vector" if "vector" in tried else "temperature"
 
     @property
     def _shifted(self) -> bool:
@@ -112,10 +120,9 @@ class FedCalPlus(Additive):
         return {**params, **found, **local}
 
     def private_program(self, n_classes: int, clip: float | None) -> Program:
-        keep = self.accuracy == "keep"
-        fit = yield from fit_privately(n_classes, "temperature" if keep and not self.informed else "matrix", clip)
+        fit = yield from fit_privately(n_classes, self._largest(n_classes), clip)
         chosen = fit.params
-        if keep and fit.family != "temperature" and not fit.fallback:
+        if self.accuracy == "keep" and fit.family != "temperature" and not fit.fallback:
             chosen |= {
                 "order": np.array([fit.scale]),
                 "least": np.zeros(()),

@@ -28,6 +28,7 @@ from fedcal.base.query import Query, parts
 from fedcal.base.seeds import torch_rng
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import ALL, FoldMap, Prepared
+from fedcal.exact.private_queries import PrivateQuery
 from fedcal.exact.queries import Points, Start, SumQuery
 from fedcal.exact.solve import Program
 from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update
@@ -60,7 +61,9 @@ class Stage:
         """Whether the query is of this kind, and holds no more."""
         held: Counter[tuple[str, int]] = Counter()
         for part in parts(query):
-            if isinstance(part, FoldMap):
+            if isinstance(part, PrivateQuery):
+                held.update((family, ALL) for family in part.families)
+            elif isinstance(part, FoldMap):
                 held.update((part.family, fold) for fold in part.at)
             elif isinstance(part, Points):
                 if (part.family, part.fold) in held or (part.fold != ALL and part.curvature != "none"):
@@ -96,6 +99,11 @@ class Method(ABC):
     def may_ask(self) -> tuple[type[Query], ...]:
         """The kinds of query that its server may ask."""
         return tuple(dict.fromkeys(stage.query for stage in self.stages(2)))  # the same over any number of classes
+
+    @property
+    def may_ask_privately(self) -> tuple[type[Query], ...]:
+        """The kinds of query that its server may ask under differential privacy."""
+        return tuple(dict.fromkeys(stage.query for stage in self.private_stages(2)))
 
     @property
     def remembers(self) -> bool:
@@ -141,6 +149,14 @@ class Method(ABC):
         Args:
             n_classes: K of the logits.
         """
+
+    def private_stages(self, n_classes: int) -> tuple[Stage, ...]:
+        """Return what its server asks under differential privacy, in that order; nothing if it has no private program.
+
+        Args:
+            n_classes: K of the logits.
+        """
+        return ()
 
     @abstractmethod
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:

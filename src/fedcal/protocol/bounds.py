@@ -6,6 +6,7 @@
     maps of features            the logits that a head gives on the client's own samples, at most FURTHEST
     temperatures to start from  within the limits of a fit
     all other numbers           at most FURTHEST, in units of the client's logits where these are small
+    private queries             if the client adds no noise of its own: as the method's other queries
 
 A scale is measured by the client's own logits, so that logits of any size are legal. Far beyond, a softmax becomes a knife
 that cuts samples out of a sum, one at a time.
@@ -26,9 +27,12 @@ from fedcal.exact.head_samples import HeadSamples
 from fedcal.exact.head_units import head_curvature_of, n_directions
 from fedcal.exact.linear import FAMILIES, centre, is_scale, n_parameters
 from fedcal.exact.prepared import FoldMap, Prepared
-from fedcal.exact.queries import Points, Slope
+from fedcal.exact.private import whole_hessian
+from fedcal.exact.private_queries import FEATURE, Confidences, Gains, MatrixSums, PrivateQuery, Scales, ScaleSums
+from fedcal.exact.queries import Points, Slope, Start
 from fedcal.exact.stages import curvature_of
 from fedcal.exact.temperature import T_MAX, T_MIN
+from fedcal.methods import Method
 from fedcal.methods.fit import FitScaler
 from fedcal.methods.sets import COUNTS, SetScores, SiteSpread
 
@@ -85,6 +89,59 @@ def check_bounds(query: Query, size: float, n_classes: int, samples: Prepared | 
             for family in set(part.params) & set(FAMILIES):
                 if family != "temperature" or part.params[family].ndim:  # a single temperature is no map of logits
                     _check_map(family, part.params[family], unit, n_classes)
+
+
+def check_private_bounds(query: PrivateQuery, size: float, method: Method) -> None:
+    """Refuse a private query that asks for more than the method does without privacy.
+
+    For a client that adds no noise of its own: nothing else then protects its sums from the server.
+
+    Args:
+        query: what the server asks.
+        size: of the client's logits (`logit_size`).
+        method: the client's.
+
+    Raises:
+        FedCalError: which says what is out of bounds.
+    """
+    _require(query.fits, "parameters of another shape")
+    unit, k = 1 / size if size > 0 else math.inf, query.k
+    if isinstance(query, Scales):
+        _require(not query.labels or Start in method.may_ask, "label counts")
+        return
+    if Slope in method.may_ask:  # then temperatures have limits of their own, whatever the size of the logits
+        for b in _inverse_temperatures(query):
+            _require(_within(b, 1 / T_MAX, 1 / T_MIN), f"a temperature of {1 / b if b else math.inf:g}")
+        return
+    # A clipped logit has a norm of FEATURE at most, whatever its size was.
+    of_features = min(1.0, size / query.clip) * FEATURE if isinstance(query, ScaleSums | MatrixSums) else size
+    if isinstance(query, ScaleSums):
+        _require(query.full == whole_hessian(k, len(query.t) > 1), "a Hessian of a bias map")
+        _check_steepness(query.t[:1], query.t[1:], of_features)
+    elif isinstance(query, MatrixSums):
+        scales = query.w[:, :k]
+        _require(query.family == "matrix" or not (scales - np.diag(scales.diagonal())).any(), "a vector map")
+        _check_steepness(scales, query.w[:, k], of_features)
+    elif isinstance(query, Gains):
+        for one in query.maps:
+            for family, t in one.items():
+                _check_map(family, t, unit, k)
+    elif isinstance(query, Confidences):
+        _check_steepness(np.array([query.scale]), np.zeros(0), size)
+
+
+def _inverse_temperatures(query: PrivateQuery) -> list[float]:
+    """1/T of each temperature in a private query."""
+    if isinstance(query, ScaleSums):
+        return [float(query.t[0]) * FEATURE / query.clip]
+    maps = query.maps if isinstance(query, Gains) else ()
+    return [float(one["temperature"][0]) for one in maps if "temperature" in one]
+
+
+def _check_steepness(scales: Array, intercepts: Array, size: float) -> None:
+    """Refuse a map that makes logits larger than FURTHEST of logits of this size."""
+    steep = max(magnitude(scales) * size, magnitude(intercepts))
+    _require(steep <= FURTHEST, f"a map that makes logits of {steep:.3g}, larger than {FURTHEST:g}")
 
 
 def _check_heads(query: Query, heads: list[Points | FoldMap], n_classes: int, samples: Prepared | None) -> None:

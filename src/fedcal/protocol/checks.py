@@ -18,7 +18,7 @@ from fedcal.base.query import Query, leaves, magnitude
 from fedcal.errors import FedCalError
 from fedcal.exact.linear import unpack_symmetric
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.private_queries import PRIVATE_QUERIES
+from fedcal.exact.private_queries import PrivateQuery
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
 from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
@@ -173,15 +173,26 @@ def check_request(request: Request, method: Method) -> None:
     Raises:
         FedCalError: which says what is wrong with it.
     """
-    known = (*method.may_ask, *PRIVATE_QUERIES) if method.private else method.may_ask
-    if type(request.query) not in known:
+    if type(request.query) not in (*method.may_ask, *method.may_ask_privately):
         kind = type(request.query).__name__
         raise FedCalError(f"the server asks for {kind}, which {method.name} never does: do not reply to this server")
+    if isinstance(request.query, PrivateQuery):
+        _check_private(request.query)
     for name, leaf in leaves(request.query):
         if isinstance(leaf, np.ndarray) and leaf.dtype not in (np.float32, np.float64):
             raise FedCalError(f"the server's request holds {leaf.dtype} in {name!r}: do not reply to this server")
         if not magnitude(leaf) < math.inf:  # or not a number; a scale may be huge, where logits are microscopic
             raise FedCalError(f"the server's request is not finite in {name!r}: do not reply to this server")
+
+
+def _check_private(query: PrivateQuery) -> None:
+    """Refuse a private query whose fields are not what they should be, or whose share of a budget is none."""
+    if not query.is_typed:
+        raise FedCalError(f"the server's {type(query).__name__} cannot be read: do not reply to this server")
+    if not 0 < query.budget <= 1:
+        raise FedCalError(f"the server asks for {query.budget:g} of the privacy budget: do not reply to this server")
+    if not getattr(query, "clip", 1.0) > 0:
+        raise FedCalError("the server clips logits to no norm above 0: do not reply to this server")
 
 
 def check_n_classes(client: str, n_classes: int, plan: Plan) -> None:

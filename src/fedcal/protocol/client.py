@@ -21,13 +21,14 @@ from fedcal.errors import FedCalError, reason_of
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_queries import VALUES, PrivateQuery
 from fedcal.methods import Method, Update, get_method
-from fedcal.protocol.bounds import check_bounds, logit_size
+from fedcal.protocol.bounds import check_bounds, check_private_bounds, logit_size
 from fedcal.protocol.checks import check_request
 from fedcal.protocol.messages import Reply, Request
 from fedcal.protocol.policy import Policy, Talk
 from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 from fedcal.protocol.valid import check_set_query
+from fedcal.protocol.wire import privacy_from_json, privacy_to_json
 
 ROUNDING = 1e-9  # of shares of a budget that are added up
 
@@ -130,6 +131,8 @@ class Client:
         n = len(self.method.fitted_on(self.samples).labels) if self.n is None else self.n
         if privacy := self.privacy or request.privacy:
             return self._private_reply(request, privacy, n)
+        if isinstance(request.query, PrivateQuery):
+            raise FedCalError("the server asks a private query without privacy: do not reply to this server")
         talk = self._consider(request) if self.policy and n else self.talk
         if n < (self.policy.min_count if self.policy else 1):
             return Reply({}, 0, request.digest, probs=self.probs)
@@ -204,7 +207,7 @@ class Client:
         """Return what must outlive the client's process: arrays, and JSON values under `about`."""
         about: dict[str, Any] = {"federation": self.federation, "round": self.round, "spent": self.spent}
         about |= {"order": [list(self._before), list(self.memory)]}  # a file sorts them, and sums depend on it
-        about |= {"talk": self.talk.to_json()}
+        about |= {"talk": self.talk.to_json(), **privacy_to_json(self.privacy)}
         tensors = nest("before", self._before) | nest("after", self.memory)
         if self._last:
             about["last"] = {"to": self._last.to, "privacy": self._last.privacy}
@@ -218,13 +221,13 @@ class Client:
             state: what `state_dict` gave.
 
         Raises:
-            FedCalError: it is damaged.
+            FedCalError: it is damaged, or its privacy budget was that of another `Privacy`.
         """
         try:
             about, tensors = state["about"], state["tensors"]
             self.federation, self.round = str(about["federation"]), int(about["round"])
             self.talk = Talk.from_json(about["talk"])
-            self.spent = float(about["spent"])
+            self.spent = spent_of(about, self.privacy)
             if "last" in about:
                 content = {VALUES: tensors["last/values"].copy()}
                 self._last = Reply(content, 1, str(about["last"]["to"]), {}, dict(about["last"]["privacy"]), self.probs)
@@ -257,10 +260,14 @@ class Client:
         """Refuse what the client's policy does not allow; return what it remembers after its reply."""
         assert self.policy
         logits, query = self.samples.logits, request.query
-        if isinstance(query, PrivateQuery):  # its bounds are built in
-            return self.policy.after(self.talk, request, self.method, query.k)
-        talk = self.policy.after(self.talk, request, self.method, logits.shape[1])
+        private = isinstance(query, PrivateQuery)
+        talk = self.policy.after(self.talk, request, self.method, query.k if private else logits.shape[1])
+        if private and self.privacy:  # its own noise protects it, and a refusal would reveal the size of its logits
+            return talk
         self._size = logit_size(logits) if self._size is None else self._size
+        if private:
+            check_private_bounds(query, self._size, self.method)
+            return talk
         check_bounds(request.query, self._size, logits.shape[1], self.samples)
         check_set_query(self.method, request.query, logits.shape[1])
         return talk
@@ -277,6 +284,27 @@ class Client:
         if request.round < self.round:
             raise FedCalError(f"round {request.round} is past: this client has replied to round {self.round} already")
         return self._before if request.round == self.round else self.memory
+
+
+def spent_of(about: dict[str, Any], privacy: Privacy | None) -> float:
+    """Return the share of a privacy budget that is spent, as a client's state says.
+
+    Args:
+        about: the state's JSON values.
+        privacy: the client's.
+
+    Raises:
+        FedCalError: it is a share of another budget, of which ε would be reported wrongly.
+    """
+    spent = about.get("spent")
+    if not isinstance(spent, int | float):
+        raise FedCalError("the state does not say what privacy has cost: put the right one back")
+    if spent and (began := privacy_from_json(about)) != privacy:
+        raise FedCalError(
+            f"the state's budget was spent under {began or 'no privacy'}, not {privacy or 'no privacy'}: give that one "
+            "again, or begin with a new state, whose budget comes on top of the old one's"
+        )
+    return float(spent)
 
 
 def _told_of(n: int, min_count: int, unit: str) -> float:

@@ -4,8 +4,8 @@
     client = Client(method, logits, labels, policy=policy)
 
 At its first reply a client pins the federation, the method with its options and the number of classes, and keeps to them
-(`Talk`, which is part of its state). It follows the stages of its method (`Method.stages`): it replies to what the method's
-program can ask next, so often at most, and at parameters that an honest fit can reach (bounds.py).
+(`Talk`, which is part of its state). It follows the stages of its method (`Method.stages`, or `private_stages`): it replies
+to what the method's program can ask next, so often at most, and at parameters that an honest fit can reach (bounds.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.query import Query, fingerprint
 from fedcal.errors import FedCalError, counted, unknown
-from fedcal.exact.private_queries import Confidences, Gains, MatrixSums, Measure, PrivateQuery, Scales, ScaleSums
+from fedcal.exact.private_queries import Measure, PrivateQuery
 from fedcal.methods import Method, get_method, spec_of
 from fedcal.methods.method import Stage
 from fedcal.protocol.messages import Request
@@ -28,10 +28,6 @@ from fedcal.protocol.privacy import Privacy
 from fedcal.protocol.scaler import Scaler
 
 LARGEST = 1 << 20  # bytes of a policy file
-PRIVATE_STAGES = (
-    Stage(Scales), Stage(ScaleSums, 6), Stage(MatrixSums, 2), Stage(Gains), Stage(Confidences, 2), Stage(Measure)
-)  # fmt: skip
-PRIVATE_ROUNDS = sum(stage.times for stage in PRIVATE_STAGES if stage.query is not Measure)  # of a private fit at most
 FITS = 2  # a federation gets the replies of so many fits at their longest, however often it begins again
 
 
@@ -42,6 +38,7 @@ class Talk:
     federation: str = ""
     method: str = ""  # as a spec
     n_classes: int = 0
+    private: bool = False  # whether it is asked under differential privacy
     last: str = ""  # the digest of the request that it replied to last
     replies: int = 0  # to different requests
     begun: int = 0  # how often the fit began
@@ -237,11 +234,15 @@ class Policy:
         if talk.last == request.digest:
             return talk
         private = isinstance(request.query, PrivateQuery)
-        needed = sum(stage.times for stage in (PRIVATE_STAGES if private else method.stages(n_classes)))
+        if talk.replies and talk.private != private:
+            raise FedCalError(
+                f"this site takes part {_how(talk.private)}, and the request is {_how(private)}: do not reply to this server"
+            )
+        needed = sum(stage.times for stage in stages_of(method, n_classes, private))
         most = FITS * needed if self.max_rounds is None else self.max_rounds
         if talk.replies >= most:
             raise FedCalError(f"this site has replied in {counted(most, 'round')}: its policy allows no more")
-        talk = replace(talk, last=request.digest, replies=talk.replies + 1)
+        talk = replace(talk, last=request.digest, replies=talk.replies + 1, private=private)
         found = _follow(talk, method, request.query)
         if found is None and talk.begun <= self.max_restarts:
             found = _follow(replace(talk, begun=talk.begun + 1, stage=0, used=()), method, request.query)
@@ -276,9 +277,28 @@ class Policy:
         return replace(talk, measured=digest)
 
 
-def stages_of(method: Method, n_classes: int) -> tuple[Stage, ...]:
-    """What a server may ask, in that order: without privacy, or else by the method's private form."""
-    return (*method.stages(n_classes), *(PRIVATE_STAGES if method.private else ()))
+def stages_of(method: Method, n_classes: int, private: bool) -> tuple[Stage, ...]:
+    """Return what a server may ask, in that order.
+
+    Args:
+        method: the federation's.
+        n_classes: K of the logits.
+        private: whether the federation has differential privacy; its metrics are then queries too.
+    """
+    return (*method.private_stages(n_classes), Stage(Measure)) if private else method.stages(n_classes)
+
+
+def private_rounds(method: Method) -> int:
+    """Return how many requests a private fit has at most.
+
+    Args:
+        method: whose fit it is.
+    """
+    return sum(stage.times for stage in method.private_stages(2))  # the same over any number of classes
+
+
+def _how(private: bool) -> str:
+    return "under differential privacy" if private else "without differential privacy"
 
 
 def _means(spec: str, method: Method) -> bool:
@@ -288,7 +308,7 @@ def _means(spec: str, method: Method) -> bool:
 
 def _follow(talk: Talk, method: Method, query: Query) -> Talk | None:
     """Count a query at the first stage that has room for it; None where there is none."""
-    stages = stages_of(method, talk.n_classes)
+    stages = stages_of(method, talk.n_classes, talk.private)
     used = [*talk.used, *[0] * (len(stages) - len(talk.used))]
     for place in range(talk.stage, len(stages)):
         if used[place] < stages[place].times and stages[place].takes(query):

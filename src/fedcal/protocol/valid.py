@@ -154,7 +154,10 @@ def _no_stream() -> Any:
 def _shapes(method: Method, k: int) -> dict[str, tuple[int | None, ...]]:
     """The shapes of a scaler's tensors, by name; None stands for any length."""
     if (h := getattr(method, "hidden", None)) is not None:
-        return {"w1": (h, k), "b1": (h,), "w2": (h, h), "b2": (h,), "w3": (k, h), "b3": (k,)}
+        net: dict[str, tuple[int | None, ...]] = {
+            "w1": (h, k), "b1": (h,), "w2": (h, h), "b2": (h,), "w3": (k, h), "b3": (k,)
+        }  # fmt: skip
+        return net if isinstance(method, Averaged) else {**net, "fallback": ()}
     if isinstance(method, Averaged):
         known = {name: tuple(value.shape) for name, value in method.init(k, _no_stream).items()}
         return {name: (None,) if name == "temperatures" else shape for name, shape in known.items()}

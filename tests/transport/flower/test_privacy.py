@@ -21,7 +21,7 @@ from fedcal.exact.prior_shift import without_release
 from fedcal.federate import task
 from fedcal.methods import get_method
 from fedcal.protocol import Server
-from fedcal.protocol.policy import PRIVATE_ROUNDS
+from fedcal.protocol.policy import private_rounds
 from fedcal.protocol.wire import unpack_reply
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, Privacy, calibration_mod
 from fedcal.transport.flower.records import data_of, pack_scaler, record_of
@@ -54,7 +54,9 @@ def test_a_private_federation_is_fitted_and_measured_within_its_budget(where):
     strategy, _ = flower(config, grid_of(config, nodes_with(own)), privacy=privacy, secure=secure)
     report = strategy.report()
     assert (
-        report["faults"] == [] and len(report["fitted_by"]) == 3 and 8 <= report["calibration_rounds"] <= PRIVATE_ROUNDS
+        report["faults"] == []
+        and len(report["fitted_by"]) == 3
+        and 8 <= report["calibration_rounds"] <= private_rounds(get_method("fedcal-plus"))
     )
     assert report["privacy"]["epsilon"] == pytest.approx(300.0, rel=1e-3) and report["privacy"]["where"] == where
     assert all(list(tallies) == ["all nodes"] for tallies in strategy.measured.tallies.values())  # no single node's
@@ -97,6 +99,9 @@ def test_a_node_keeps_its_own_budget():
     assert all(20 < told["epsilon"] < 30 for told in report["node_privacy"].values())  # the rest was for measuring
     with pytest.raises(FedCalError, match="this site has joined federation"):
         flower(config, grid, privacy=privacy)
+    grid.app = nodes_with(other := Privacy(10.0, where="local"))  # a share of ε = 30 is none of ε = 10
+    with pytest.raises(FedCalError, match=r"was spent under Privacy\(epsilon=30.0"):
+        flower(config, grid, privacy=other)
 
 
 def test_a_calibration_sample_does_not_show_in_what_test_samples_measure():

@@ -16,10 +16,11 @@ from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, error_context, unknown
 from fedcal.exact.prepared import Prepared
 from fedcal.methods import Method
-from fedcal.protocol import Client, LostState, Plan, Policy, Request, Scaler
+from fedcal.protocol import Client, LostState, Plan, Policy, Privacy, Request, Scaler
 from fedcal.protocol.checks import check_client_name, check_n_classes
+from fedcal.protocol.client import spent_of
 from fedcal.protocol.valid import check_client_state
-from fedcal.protocol.wire import asked_clients, pack_reply, unpack_request
+from fedcal.protocol.wire import asked_clients, pack_reply, privacy_from_json, unpack_request
 
 
 def read_request(path: Path) -> tuple[Plan, Request, list[str]]:
@@ -92,7 +93,7 @@ def reply(
         client = _client(plan.method, samples, site, kept_in, rules)
         client.probs = probs
         if rules.privacy:  # one budget for all federations that this site has joined
-            client.spent = max([client.spent, *(_spent(path) for path in state.glob("*.safetensors"))])
+            client.spent = max([client.spent, *(_spent(path, rules.privacy) for path in state.glob("*.safetensors"))])
         try:
             found = client.reply(asked)
         except LostState as error:
@@ -147,25 +148,26 @@ def finish(
     return kept.exists()
 
 
-def _spent(state: Path) -> float:
+def _spent(state: Path, privacy: Privacy) -> float:
     """The share of the site's privacy budget that was spent when this state was written."""
-    spent = read_tensors(state)[1].get("spent")
-    if not isinstance(spent, int | float):
-        raise FedCalError(f"{state} does not say what privacy has cost: put the right file back")
-    return float(spent)
+    about = read_tensors(state)[1]
+    with error_context(state):
+        return spent_of(about, privacy)
 
 
 def _client(
     method: Method, samples: tuple[Array, Array], site: str, state: Path, policy: Policy | None = None
 ) -> Client:
-    """The site's client, in the state in which it was last."""
-    client = Client.of(method, Prepared(lambda: samples), policy=policy)
-    if state.exists():
-        tensors, about = read_tensors(state)
-        if about.get("site") != site:
-            raise FedCalError(f"{state} is not the state of {site}: give its own with --state")
-        stored = {"tensors": tensors, "about": about}
-        with error_context(state):
-            check_client_state(stored)
-            client.load_state_dict(stored)
+    """The site's client, in the state in which it was last; without a policy, under the privacy that it had."""
+    if not state.exists():
+        return Client.of(method, Prepared(lambda: samples), policy=policy)
+    tensors, about = read_tensors(state)
+    if about.get("site") != site:
+        raise FedCalError(f"{state} is not the state of {site}: give its own with --state")
+    stored = {"tensors": tensors, "about": about}
+    with error_context(state):
+        check_client_state(stored)
+        privacy = None if policy else privacy_from_json(about)
+        client = Client.of(method, Prepared(lambda: samples), privacy=privacy, policy=policy)
+        client.load_state_dict(stored)
     return client
