@@ -126,11 +126,6 @@ def test_calibrate_apply_evaluate(place: Path, capsys: pytest.CaptureFixture[str
     with np.load("probs.npz") as held:
         assert sorted(held.files) == ["labels", "predictions", "probs"]
         assert np.array_equal(held["predictions"], held["probs"].argmax(1))
-    before = Path("siteB.csv").read_bytes()  # samples of a site, and not an earlier output
-    text = command(capsys, "apply cal/scaler.safetensors siteA.npz --out siteB.csv", 2)
-    assert "siteB.csv exists: choose another file, or pass --overwrite" in text
-    assert Path("siteB.csv").read_bytes() == before
-    command(capsys, "apply cal/scaler.safetensors siteA.npz --out probs.npz --overwrite")
     np.savez("new.npz", logits=draw(8)[0])  # without labels
     command(capsys, "apply cal/scaler.safetensors new.npz --out new-probs.npz")
     assert sorted(np.load("new-probs.npz").files) == ["predictions", "probs"]
@@ -209,7 +204,7 @@ def test_sets_from_files_to_files(place: Path, capsys: pytest.CaptureFixture[str
     for client in ("", " --client siteA"):
         sets = scaler.predict_set(draw(0)[0], client=client[-5:] or None)
         for ending in ("npz", "csv", "parquet"):
-            command(capsys, f"apply cal/scaler.safetensors siteA.npz --sets{client} --out s.{ending} --overwrite")
+            command(capsys, f"apply cal/scaler.safetensors siteA.npz --sets{client} --out s.{ending}")
             assert read_site(Path(f"s.{ending}"))[1].shape == sets.shape  # and is read as probabilities again
         assert np.array_equal(np.load("s.npz")["sets"], sets)
         rows = list(csv.DictReader(Path("s.csv").read_text().splitlines()))
@@ -218,12 +213,12 @@ def test_sets_from_files_to_files(place: Path, capsys: pytest.CaptureFixture[str
         assert listed == [np.flatnonzero(one).tolist() for one in sets]
     command(capsys, "apply cal/scaler.safetensors siteA.npz --sets --alpha 0.4 --out t.npz")
     assert np.load("t.npz")["sets"].sum() < sets.sum()
-    text = command(capsys, "apply cal/scaler.safetensors siteA.npz --sets --alpha 0.005 --out t.npz --overwrite")
+    text = command(capsys, "apply cal/scaler.safetensors siteA.npz --sets --alpha 0.005 --out t.npz")
     assert "Sets: 90 held-out samples, where alpha=0.005 needs 199: every class is in every set." in text
-    command(capsys, "apply cal/scaler.safetensors siteA.npz --sets --alpha 0.7 --out u.npz", 2)
+    command(capsys, "apply cal/scaler.safetensors siteA.npz --sets --alpha 0.7 --out t.npz", 2)
     command(capsys, "calibrate siteA.npz --method avg-t --alpha 0.1 --out no", 2)
     command(capsys, f"calibrate {FILES[0]} --no-report --method fed-ts --out plain -q")
-    assert "made without sets" in command(capsys, "apply plain/scaler.safetensors siteA.npz --sets --out u.npz", 2)
+    assert "made without sets" in command(capsys, "apply plain/scaler.safetensors siteA.npz --sets --out t.npz", 2)
 
 
 def test_the_same_seed_gives_the_same_bytes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

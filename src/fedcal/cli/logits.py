@@ -167,7 +167,6 @@ def apply(
     probs: Kind = None,
     classes: Classes = None,
     max_bytes: MaxBytes = MOST_BYTES,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file in --out.")] = False,
 ) -> None:
     """Write calibrated probabilities and predictions for new samples.
 
@@ -183,8 +182,6 @@ def apply(
 
     check_output(out_file)
     check_outputs({"--out": out_file}, [scaler, file])
-    if out_file.exists() and not overwrite:
-        raise FedCalError(f"{out_file} exists: choose another file, or pass --overwrite")
     if own and client is not None:
         raise FedCalError("--own and --client contradict each other: give one of them")
     calibration = Scaler.load(scaler)
