@@ -36,9 +36,7 @@ class Numbers:
     labels: Sequence[str]  # the classes with results of their own; none of two classes
     counts: dict[Cell, Counts] = field(default_factory=dict)
     predicted: dict[Cell, Counts] = field(default_factory=dict)  # (classes, thresholds): samples at or above each
-    bins: dict[Cell, Counts] = field(
-        default_factory=dict
-    )  # the bins of confidence, as cells with their number as label
+    bins: dict[Cell, Counts] = field(default_factory=dict)  # of confidence, as cells with the bin's number as label
 
     def add(self, cell: Cell, sums: ScoreSums, detail: bool) -> None:
         """Count the samples of a cell: of two classes with those of each, of more with each class as a cell of its own.
