@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test docs tutorials oldest lint bench lock clean
+.PHONY: demo test docs tutorials flowers lint bench lock clean
 
 # Ten clients with very different labels. The setting was chosen on seeds 100 to 103; the demo has the default seed 0.
 demo: .venv/demo
@@ -25,10 +25,13 @@ docs: .venv/dev
 tutorials: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/pages.py
 
-# With the oldest Flower that strategy and mod support, and the oldest that `fedcal federate` does.
-oldest: .venv/flower-1.22.0 .venv/flower-1.26.1
+# With other Flowers than the one in constraints.txt: the oldest that strategy and mod support, the oldest that
+# `fedcal federate` does, and the newest.
+flowers: .venv/flower-1.22.0 .venv/flower-1.26.1 .venv/flower-1.42.0
 	OMP_NUM_THREADS=1 .venv/flower-1.22.0/bin/python -m pytest -q tests/transport/flower/test_equal.py -k "heart and fed-ts"
 	OMP_NUM_THREADS=1 .venv/flower-1.26.1/bin/python -m pytest -q tests/federate/test_real.py -k test_the_command
+	OMP_NUM_THREADS=1 .venv/flower-1.42.0/bin/python -m pytest -q tests/transport/flower/test_equal.py -k "heart and fed-ts"
+	OMP_NUM_THREADS=1 .venv/flower-1.42.0/bin/python -m pytest -q tests/federate/test_real.py -k test_the_command
 
 lint: .venv/dev
 	$(BIN)/ruff check --fix .
