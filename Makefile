@@ -27,11 +27,13 @@ tutorials: .venv/dev
 
 # With other Flowers than the one in constraints.txt: the oldest that strategy and mod support, the oldest that
 # `fedcal federate` does, and the newest.
-flowers: .venv/flower-1.22.0 .venv/flower-1.26.1 .venv/flower-1.42.0
-	OMP_NUM_THREADS=1 .venv/flower-1.22.0/bin/python -m pytest -q tests/transport/flower/test_equal.py -k "heart and fed-ts"
-	OMP_NUM_THREADS=1 .venv/flower-1.26.1/bin/python -m pytest -q tests/federate/test_real.py -k test_the_command
-	OMP_NUM_THREADS=1 .venv/flower-1.42.0/bin/python -m pytest -q tests/transport/flower/test_equal.py -k "heart and fed-ts"
-	OMP_NUM_THREADS=1 .venv/flower-1.42.0/bin/python -m pytest -q tests/federate/test_real.py -k test_the_command
+flowers: strategy-with-1.22.0 federate-with-1.26.1 federate-with-1.42.0
+
+strategy-with-%: .venv/flower-%
+	OMP_NUM_THREADS=1 .venv/flower-$*/bin/python -m pytest -q tests/transport/flower/test_equal.py -k "heart and fed-ts"
+
+federate-with-%: .venv/flower-%
+	OMP_NUM_THREADS=1 .venv/flower-$*/bin/python -m pytest -q tests/federate/test_real.py -k test_the_command
 
 lint: .venv/dev
 	$(BIN)/ruff check --fix .
@@ -59,6 +61,7 @@ lock:
 	  --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links --no-emit-package torch -o requirements-dev.lock
 
 # An environment that differs from .venv in Flower alone.
+.PRECIOUS: .venv/flower-%
 .venv/flower-%: .venv/dev
 	$(BIN)/python -m venv --without-pip --clear $@
 	$(BIN)/pip --python $@/bin/python install --quiet --disable-pip-version-check --no-deps flwr==$*
