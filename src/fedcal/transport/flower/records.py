@@ -69,7 +69,7 @@ def size(records: Iterable[Any]) -> int:
         if isinstance(record, ArrayRecord):
             found += sum(len(array.data) for array in record.values())
         elif isinstance(data := record.get(DATA), bytes):
-            found += len(data) + len(record.get(STAGES, ""))
+            found += len(data) + len(str(record.get(STAGES, "")))  # a stranger's may be no text
     return found
 
 
@@ -97,10 +97,15 @@ def from_record(record: ArrayRecord) -> Params:
 
 
 def fingerprint(model: ArrayRecord) -> str:
-    """Return a digest of a model's arrays."""
+    """Return a digest of a model's arrays.
+
+    Bytes may follow an array's own ones, which its reader ignores: their number is part of the digest, so that they cannot
+    pass for the next array.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for name, array in model.items():
-        digest.update(f"{name} {array.dtype} {tuple(array.shape)} ".encode())
+        about = (name, array.dtype, tuple(array.shape), array.stype, len(array.data))
+        digest.update(f"{about!r} ".encode())
         digest.update(array.data)
     return digest.hexdigest()
 
