@@ -233,7 +233,9 @@ class Node:
 
     def _samples(self, plan: Plan, arrays: ArrayRecord, split: str) -> Samples:
         logits, labels = self.logits(arrays, self.context, split)
-        if len(labels) and logits.shape[1] != plan.method.width(plan.n_classes):
+        # Under a privacy of its own, a node must not show by a refusal whether it has samples.
+        told = len(labels) or self.policy.privacy
+        if told and logits.shape[1] != plan.method.width(plan.n_classes):
             if plan.method.takes == "features":
                 raise FedCalError(
                     f"{self.name}: {plan.method.name} asks for {plan.method.width(plan.n_classes) - plan.n_classes - 1} "

@@ -22,6 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedcal.base.arrays import Params, as_array
 from fedcal.errors import FedCalError
 from fedcal.protocol import Plan, Privacy, Scaler
+from fedcal.protocol.valid import check_params
 from fedcal.protocol.wire import pack, plan_from_json, plan_to_json, privacy_from_json, privacy_to_json, unpack
 
 PREFIX = "fedcal."
@@ -121,9 +122,15 @@ def pack_scaler(plan: Plan, scaler: Scaler, privacy: Privacy | None = None) -> b
 def unpack_scaler(data: bytes) -> tuple[Plan, Scaler, Privacy | None]:
     """Read a plan, a scaler and the privacy to measure with back.
 
+    The scaler is checked before it meets any samples: one that fails for some samples and not for others would tell of them.
+
     Raises:
         FedCalError: where the bytes are not a scaler of this version.
     """
     params, header = unpack(data)
     plan = plan_from_json(header)
+    try:
+        check_params(plan.method, params, plan.n_classes)
+    except FedCalError as error:
+        raise FedCalError(f"the server's scaler cannot be used ({error}): do not reply to this server") from None
     return plan, Scaler(plan.method, params, plan.n_classes, classes=plan.classes), privacy_from_json(header)
