@@ -40,7 +40,13 @@ class Session:
         return {sender: part["sealed"][name] for sender, part in self.shared.items() if sender != name}
 
     def mask(self):
-        return {name: member.mask(self.sealed_for(name), self.vector) for name, member in self.members.items()}
+        return {name: member.mask(self.sealed_for(name), lambda: self.vector) for name, member in self.members.items()}
+
+    def unmask(self, left):
+        """What each node reveals that was told that these are left; a list by node."""
+        told = {name: self.members[name].agree(who)["agreed"] for name, who in left.items()}
+        agreed = {name: {sender: said[name] for sender, said in told.items() if name in said} for name in left}
+        return {name: self.members[name].unmask(agreed[name]) for name in left}
 
     def own_mask(self, seed):
         return crypto.mask(seed, 2, LENGTH)
@@ -82,7 +88,7 @@ def test_all_that_an_honest_run_shows_leaves_one_nodes_vector_hidden():
     """The server learns every seed, and no key of a node whose vector it has: the pairwise masks stay on."""
     session = Session(6)
     masked = session.mask()
-    revealed = {name: member.unmask(sorted(masked)) for name, member in session.members.items()}
+    revealed = session.unmask(dict.fromkeys(masked, sorted(masked)))
     assert all(part["keys"] == {} and sorted(part["seeds"]) == sorted(masked) for part in revealed.values())
     seed = session.combine(revealed, "seeds", "00", list(revealed)[:5])
     alone = add(masked["00"], negate(session.own_mask(seed)))
@@ -94,7 +100,7 @@ def test_the_late_vector_of_a_node_that_was_given_up_is_hidden():
     session = Session(6)
     masked = session.mask()
     left = [name for name in masked if name != "03"]
-    revealed = {name: session.members[name].unmask(left) for name in left}
+    revealed = session.unmask(dict.fromkeys(left, left))
     assert all("03" not in part["seeds"] and list(part["keys"]) == ["03"] for part in revealed.values())
     key = session.combine(revealed, "keys", "03", left)
     assert crypto.public_key(key).hex() == session.directory["03"][1]
@@ -109,24 +115,72 @@ def test_the_late_vector_of_a_node_that_was_given_up_is_hidden():
 
 @pytest.mark.parametrize("nodes", [3, 4, 6, 9])
 def test_a_server_that_tells_nodes_different_things_does_not_get_both_kinds_of_shares(nodes):
-    """Half of them hear that node 00 is there, the others that it is gone: each kind falls short of the threshold."""
+    """Half of them hear that node 00 is there, the others that it is gone: those that are too few reveal nothing."""
     session = Session(nodes)
     masked = session.mask()
-    without = sorted(set(masked) - {"00"})
-    revealed = {}
-    for i, (name, member) in enumerate(session.members.items()):
-        lie = i % 2 and len(without) >= shamir.threshold(nodes)
-        revealed[name] = member.unmask(without if lie else sorted(masked))
-    counts = [sum("00" in part[kind] for part in revealed.values()) for kind in ("seeds", "keys")]
-    assert sum(counts) == nodes and min(counts) < shamir.threshold(nodes)
-    for kind, secret in (("seeds", session.members["00"].seed), ("keys", session.members["00"].masking_key)):
-        senders = [name for name, part in revealed.items() if "00" in part[kind]]
-        enough = len(senders) >= shamir.threshold(nodes)
-        try:
-            found = session.combine(revealed, kind, "00", senders).hex()
-        except FedCalError:
-            found = ""
-        assert (found == secret) == enough
+    without, least = sorted(set(masked) - {"00"}), shamir.threshold(nodes)
+    left = {
+        name: without if i % 2 and len(without) >= least else sorted(masked) for i, name in enumerate(session.members)
+    }
+    told = {name: member.agree(left[name])["agreed"] for name, member in session.members.items()}
+    for name, member in session.members.items():
+        agree = sum(who == left[name] for who in left.values())
+        agreed = {sender: said[name] for sender, said in told.items() if name in said}
+        if agree >= least:
+            assert ("00" in member.unmask(agreed)["seeds"]) == (left[name] != without)
+        else:
+            with pytest.raises(FedCalError, match=f"{agree} of {nodes} nodes agree on who is left, where {least} must"):
+                member.unmask(agreed)
+
+
+def test_a_server_that_lies_about_who_dropped_out_does_not_isolate_a_node():
+    """It has 2 of 7 nodes on its side, 05 and 06, and tells every other node something else about 01 and 02.
+
+    Node 00 masks with these four only. Every node reveals one kind of share about every node, and yet enough of them would
+    reveal the seed of 00, and the masking keys of both 01 and 02, for its vector to be unmasked.
+    """
+    session = Session(7)
+    everybody = sorted(session.members)
+    alone = {name: text for name, text in session.sealed_for("00").items() if name not in ("03", "04")}
+    session.members["00"].mask(alone, lambda: session.vector)
+    for name in everybody[1:]:
+        session.members[name].mask(session.sealed_for(name), lambda: session.vector)
+    gone = {"00": ["03", "04"], "01": ["02"], "02": ["01"], "03": ["01", "02"], "04": ["01", "02"]}
+    told = {name: session.members[name].agree(sorted({*everybody} - {*lost}))["agreed"] for name, lost in gone.items()}
+    for name, lost in gone.items():
+        agreed = {sender: said[name] for sender, said in told.items() if name in said}
+        for colluder in ("05", "06"):  # which say to each node what it was told
+            helper = session.members[colluder]
+            helper.left = sorted({*everybody} - {*lost})
+            key = bytes.fromhex(helper.sealing[name])
+            agreed[colluder] = crypto.seal(key, 2 + (colluder > name), b"", helper._about_left()).hex()
+        with pytest.raises(FedCalError, match=r"[34] of 7 nodes agree on who is left, where 5 must"):
+            session.members[name].unmask(agreed)
+
+
+def test_what_one_node_tells_another_serves_no_other_node_list_or_direction():
+    session = Session(4)
+    masked = sorted(session.mask())
+    left = dict.fromkeys(masked, masked) | {"03": ["00", "02", "03"]}
+    told = {name: session.members[name].agree(left[name])["agreed"] for name in masked}
+    here = session.members["00"]
+
+    def agrees(name, text):
+        return here._agrees(name, text, here._about_left())
+
+    assert [name for name in ("01", "02", "03") if agrees(name, told[name]["00"])] == ["01", "02"]
+    assert not agrees("01", told["02"]["00"]) and not agrees("01", told["01"]["02"])
+    assert not agrees("01", told["00"]["01"]) and not agrees("00", told["01"]["00"])
+    assert not agrees("elsewhere", told["01"]["00"])
+
+
+def test_a_node_that_refuses_to_mask_has_not_spent_its_privacy():
+    """Its vector may have noise that a budget has paid for: it is made when nothing can be refused any more."""
+    session, made = Session(4), []
+    sealed = session.sealed_for("00") | {"02": "00" * 82}
+    with pytest.raises(FedCalError, match="node 02: a sealed share was changed"):
+        session.members["00"].mask(sealed, lambda: made.append(1) or session.vector)
+    assert made == []
 
 
 def test_a_node_masks_and_unmasks_once():
@@ -134,10 +188,12 @@ def test_a_node_masks_and_unmasks_once():
     masked = session.mask()
     member = session.members["00"]
     with pytest.raises(FedCalError, match="'mask' is not the next stage"):
-        member.mask(session.sealed_for("00"), session.vector)
-    member.unmask(sorted(masked))
+        member.mask(session.sealed_for("00"), lambda: session.vector)
     with pytest.raises(FedCalError, match="'unmask' is not the next stage"):
-        member.unmask(sorted(masked))
+        member.unmask({})
+    session.unmask(dict.fromkeys(masked, sorted(masked)))
+    with pytest.raises(FedCalError, match="'agree' is not the next stage"):
+        member.agree(sorted(masked))
 
 
 def test_a_node_refuses_to_unmask_too_few_or_strangers():
@@ -149,26 +205,26 @@ def test_a_node_refuses_to_unmask_too_few_or_strangers():
         session = Session(6)
         session.mask()
         with pytest.raises(FedCalError, match=words_):
-            session.members["00"].unmask(left)
+            session.members["00"].agree(left)
 
 
 def test_a_node_may_ask_for_more_than_the_threshold():
     """Its share of noise is enough together with so many others': with fewer it neither masks nor unmasks."""
     session = Session(6)
     with pytest.raises(FedCalError, match="6 of 6 nodes are left, where 7 are needed"):
-        session.members["00"].mask(session.sealed_for("00"), session.vector, fewest=7)
+        session.members["00"].mask(session.sealed_for("00"), lambda: session.vector, fewest=7)
     session = Session(6)
     left = sorted(session.mask())[:5]
-    session.members["00"].unmask(left)
+    session.members["00"].agree(left)
     with pytest.raises(FedCalError, match="5 of 6 nodes are left, where 6 are needed"):
-        session.members["01"].unmask(left, fewest=6)
+        session.members["01"].agree(left, fewest=6)
 
 
 def test_a_node_refuses_to_mask_with_too_few():
     session = Session(6)
     sealed = dict(list(session.sealed_for("00").items())[:3])
     with pytest.raises(FedCalError, match="4 of 6 nodes are left, where 5 are needed"):
-        session.members["00"].mask(sealed, session.vector)
+        session.members["00"].mask(sealed, lambda: session.vector)
 
 
 def test_nodes_that_are_shown_different_directories_do_not_mask():
@@ -178,7 +234,7 @@ def test_nodes_that_are_shown_different_directories_do_not_mask():
     forged = {**directory, "d": Member("session").keys()["keys"]}
     shared = {name: members[name].shares(forged if name == "a" else directory) for name in ("a", "b", "c")}
     with pytest.raises(FedCalError, match="node b: a sealed share was changed on its way"):
-        members["a"].mask({name: shared[name]["sealed"]["a"] for name in ("b", "c")}, encode(np.ones(3), 2))
+        members["a"].mask({name: shared[name]["sealed"]["a"] for name in ("b", "c")}, lambda: encode(np.ones(3), 2))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +336,7 @@ def test_a_node_that_publishes_anothers_key_does_not_take_masks_off(alias, accep
         return
     shared = {name: members[name].shares(directory, who[name])["sealed"] for name in names}
     vector = encode(np.arange(LENGTH, dtype=float), 2)
-    masked = members["m"].mask({name: shared[name]["m"] for name in ("a", "z")}, vector)
+    masked = members["m"].mask({name: shared[name]["m"] for name in ("a", "z")}, lambda: vector)
     seed = bytes.fromhex(members["m"].seed)  # which all nodes reveal, since m's vector is there
     alone = add(masked, negate(crypto.mask(seed, 2, LENGTH)))
     assert looks_uniform(alone) and not (alone == vector).any()

@@ -13,12 +13,12 @@ def close(total, expected):
 
 
 @pytest.mark.parametrize("nodes", [3, 6, 20])
-def test_the_total_is_exact_and_every_later_one_takes_two_messages(nodes):
+def test_the_total_is_exact_and_every_later_one_takes_three_messages(nodes):
     group = federation(nodes)
     for done in (1, 2, 3):
         total = group.sum()
         assert close(total, exact(group)) and total.n == 10 * nodes == 10 * len(total.nodes)
-        assert group.messages == nodes * (4 + 2 * (done - 1))
+        assert group.messages == nodes * (5 + 3 * (done - 1))
     assert group.group.aggregations == 3
 
 
@@ -30,7 +30,7 @@ def test_a_node_that_falls_away_before_it_masks_is_not_in_the_total(stage):
     assert close(group.sum(), exact(group, ("002",)))
 
 
-@pytest.mark.parametrize(("stage", "without"), [("mask", ("002",)), ("unmask", ())])
+@pytest.mark.parametrize(("stage", "without"), [("mask", ("002",)), ("agree", ()), ("unmask", ())])
 def test_a_node_that_falls_away_while_masks_are_on_is_survived(stage, without):
     """Its pairwise masks come off by shares of its key; or, if its vector is there, its own mask by shares of its seed."""
     group = federation(6)
@@ -41,7 +41,7 @@ def test_a_node_that_falls_away_while_masks_are_on_is_survived(stage, without):
     assert close(group.sum(), exact(group, ("002",)))  # without it from then on
 
 
-@pytest.mark.parametrize("stage", ["shares", "mask", "unmask"])
+@pytest.mark.parametrize("stage", ["shares", "mask", "agree", "unmask"])
 def test_where_too_many_fall_away_the_total_is_made_without_them(stage):
     group, gone = federation(6), ("001", "004")
     total = group.sum(lambda name, at: name in gone and at == stage)
@@ -87,6 +87,7 @@ def test_too_few_to_divide():
     ("stage", "reply", "words"),
     [
         ("keys", ([{"keys": ["00"]}], b""), "a node has two public keys"),
+        ("keys", ([{"keys": ["02" * 32, "03" * 32, "", "0" * 1001]}], b""), "a node has two public keys"),
         ("keys", ([{"keys": ["00", "zz"]}], b""), "32 bytes were expected"),
         ("keys", ([{"keys": ["AB" * 32, "02" * 32]}], b""), "lower-case hex digits"),
         ("keys", ([{"keys": ["00" * 32, "02" * 32]}], b""), "low order"),
@@ -97,6 +98,8 @@ def test_too_few_to_divide():
         ("shares", ([{"sealed": {"000": "00"}}], b""), "bytes were expected"),
         ("shares", ([{"sealed": {}}], b""), "share for every other node"),
         ("mask", ([{}], b"short"), "vector of 5 bytes"),
+        ("agree", ([{"agreed": {}}], b""), "agree with every other node"),
+        ("agree", ([{"agreed": 1}], b""), "no agreements by node"),
         ("unmask", ([{"seeds": {}, "keys": {}}], b""), "other shares than requested"),
         ("unmask", ([{"seeds": [], "keys": {}}], b""), "no shares by node"),
         ("mask", (["nonsense"], b""), "vector of 0 bytes"),
@@ -115,7 +118,7 @@ def test_a_damaged_reply_is_its_nodes_fault(stage, reply, words):
             replies["002"] = ([{**session, **part} if isinstance(part, dict) else part for part in parts], vector)
         refused |= group.group.receive(replies)
     assert list(refused) == ["002"] and words in refused["002"] and "002" not in group.group.nodes
-    assert close(group.group.total, exact(group, () if stage == "unmask" else ("002",)))
+    assert close(group.group.total, exact(group, () if stage in ("agree", "unmask") else ("002",)))
 
 
 @pytest.mark.parametrize("places", [(0, 0), (1, 1), (0, 1)])

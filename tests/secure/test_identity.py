@@ -31,7 +31,7 @@ def test_peers_aggregate():
     members, directory = met(who)
     shared = {name: members[name].shares(directory, who[name]) for name in NAMES}
     sealed = {name: shared[name]["sealed"]["a"] for name in ("b", "c")}
-    assert members["a"].mask(sealed, encode(np.ones(2), 2)).shape == (2, 2)
+    assert members["a"].mask(sealed, lambda: encode(np.ones(2), 2)).shape == (2, 2)
 
 
 @pytest.mark.parametrize("attack", ["unsigned", "stranger", "twice", "other keys", "other session", "nonsense"])

@@ -28,7 +28,7 @@ from fedcal.exact.queries import LinearSums, Points, Slope
 from fedcal.measure.views import Measured
 from fedcal.methods import get_method
 from fedcal.methods.fit import FitScaler
-from fedcal.protocol import Client, Plan, Policy, Reply, Request, Server
+from fedcal.protocol import Client, Plan, Policy, Privacy, Reply, Request, Server
 from fedcal.protocol.wire import pack, pack_reply, pack_request, unpack, unpack_reply
 from fedcal.transport import files
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod
@@ -41,6 +41,7 @@ from fedcal.transport.flower.records import (
     REQUEST,
     VIEWS,
     fingerprint,
+    from_record,
     pack_scaler,
     record_of,
 )
@@ -426,6 +427,47 @@ def test_a_node_measures_one_scaler_on_one_model() -> None:
     other = ArrayRecord({"w": Array(np.ones(2, np.float32))})
     odd = sent(grid, scalers[0], "measure", 15, other)
     assert odd.has_error() and "another model than the one that this federation calibrates" in odd.error.reason
+
+
+def test_a_model_in_another_form_is_another_model() -> None:
+    """An array's bytes may hold more than the array: here, the second model's array, or the first one's."""
+    values = np.zeros(1), np.zeros(2), np.ones(2)
+    first, w, other = (Array(value) for value in values)
+
+    def named(array: Array) -> bytes:
+        return f"w {array.dtype} {tuple(array.shape)} ".encode() + array.data
+
+    def longer(array: Array, more: bytes) -> Array:
+        return Array(array.dtype, array.shape, array.stype, array.data + more)
+
+    one = ArrayRecord({"first": longer(first, named(w)), "w": other})
+    same = ArrayRecord({"first": first, "w": longer(w, named(other))})
+    assert (from_record(one)["w"] == values[2]).all() and (from_record(same)["w"] == values[1]).all()
+    assert fingerprint(one) != fingerprint(same)
+
+
+@pytest.mark.parametrize("where", ["central", "local", "distributed"])
+def test_a_node_measures_one_scaler_also_under_a_privacy_that_the_server_names(where: Any) -> None:
+    """By a distributed one, a repeated request has new noise: it must still be about the same scaler."""
+    pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'fedcal[privacy]'")
+    privacy = Privacy(1e9, where=where, nodes=10**6 if where == "distributed" else None)
+    grid, plan = grid_of(make_app()), Plan(get_method("fed-ts"), K)
+    scalers = [
+        pack_scaler(plan, Scaler(plan.method, {"temperature": np.array(t).astype(float)}, K), privacy)
+        for t in (1.0, 2.0)
+    ]
+    assert not any(sent(grid, scalers[0], "measure", 15).has_error() for _ in range(2))
+    second = sent(grid, scalers[1], "measure", 15)
+    assert second.has_error() and "has measured a scaler of this federation already" in second.error.reason
+
+
+def test_a_node_that_was_asked_with_privacy_is_not_measured_without() -> None:
+    grid, server = grid_of(make_app()), Server("fed-ts", K, privacy=Privacy(1.0))
+    assert server.request is not None
+    assert not sent(grid, pack_request(server.plan, server.request)).has_error()
+    scaler = pack_scaler(server.plan, Scaler(server.plan.method, {"temperature": np.ones(())}, K))
+    reply = sent(grid, scaler, "measure", 15)
+    assert reply.has_error() and "takes part under differential privacy" in reply.error.reason
 
 
 def test_a_node_of_few_samples_tells_nothing_of_them() -> None:

@@ -54,14 +54,17 @@ def magnitude(leaf: Leaf) -> float:
 
 
 def fingerprint(query: Any) -> str:
-    """Return a digest of a query's type and of all its values; also of a tuple or dict of arrays and numbers."""
+    """Return a digest of a query's type and of all its values; also of a tuple or dict of arrays and numbers.
+
+    Names come from strangers. They are quoted, so that no name can hold what an array would add to the digest.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in leaves(query):
         if isinstance(leaf, np.ndarray):
-            digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)} ".encode(errors="replace"))
+            digest.update(f"{name!r} {leaf.dtype} {tuple(leaf.shape)} ".encode())
             digest.update(leaf.tobytes())
         else:
-            digest.update(f"{name} {leaf!r} ".encode(errors="replace"))
+            digest.update(f"{name!r} {leaf!r} ".encode())
     return digest.hexdigest()
 
 

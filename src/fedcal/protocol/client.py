@@ -189,19 +189,20 @@ class Client:
         logits, labels = self.samples.scores.astype(float, copy=False), self.samples.labels
         return self.method.personal(contiguous(scaler.params), self.memory, logits, labels)
 
-    def measure(self, federation: str, scaler: Scaler, n_bins: int) -> None:
+    def measure(self, federation: str, scaler: Scaler, n_bins: int, private: bool | None = None) -> None:
         """Note that the client sends the metrics of a scaler; its policy allows that for one scaler only.
 
         Args:
             federation: which asks.
             scaler: whose metrics are sent.
             n_bins: confidence bins that are asked for.
+            private: whether they are asked for under differential privacy; None: they may be either.
 
         Raises:
             FedCalError: where that is refused.
         """
         if self.policy:
-            self.talk = self.policy.measuring(self.talk, federation, scaler, n_bins)
+            self.talk = self.policy.measuring(self.talk, federation, scaler, n_bins, private)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive the client's process: arrays, and JSON values under `about`."""

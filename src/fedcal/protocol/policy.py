@@ -234,10 +234,7 @@ class Policy:
         if talk.last == request.digest:
             return talk
         private = isinstance(request.query, PrivateQuery)
-        if talk.replies and talk.private != private:
-            raise FedCalError(
-                f"this site takes part {_how(talk.private)}, and the request is {_how(private)}: do not reply to this server"
-            )
+        _check_as_before(talk, private)
         needed = sum(stage.times for stage in stages_of(method, n_classes, private))
         most = FITS * needed if self.max_rounds is None else self.max_rounds
         if talk.replies >= most:
@@ -253,7 +250,7 @@ class Policy:
             )
         return found
 
-    def measuring(self, talk: Talk, federation: str, scaler: Scaler, n_bins: int) -> Talk:
+    def measuring(self, talk: Talk, federation: str, scaler: Scaler, n_bins: int, private: bool | None = None) -> Talk:
         """Return what the client remembers after it has sent the metrics of a scaler; it does so for one scaler only.
 
         Args:
@@ -261,6 +258,7 @@ class Policy:
             federation: which asks.
             scaler: to be measured.
             n_bins: confidence bins that are asked for.
+            private: whether they are asked for under differential privacy; None: they may be either.
 
         Returns:
             What it remembers after.
@@ -271,6 +269,8 @@ class Policy:
         if not 1 <= n_bins <= self.max_bins:
             raise FedCalError(f"the server asks for {n_bins} bins, where this site gives at most {self.max_bins}")
         talk = self.check_federation(talk, federation, scaler.method, scaler.n_classes)
+        if private is not None:
+            _check_as_before(talk, private)
         digest = fingerprint((dict(sorted(scaler.params.items())), n_bins))
         if talk.measured not in ("", digest):
             raise FedCalError("this site has measured a scaler of this federation already: it measures one only")
@@ -295,6 +295,14 @@ def private_rounds(method: Method) -> int:
         method: whose fit it is.
     """
     return sum(stage.times for stage in method.private_stages(2))  # the same over any number of classes
+
+
+def _check_as_before(talk: Talk, private: bool) -> None:
+    """Refuse to go on with privacy where a federation began without, or the other way round."""
+    if talk.replies and talk.private != private:
+        raise FedCalError(
+            f"this site takes part {_how(talk.private)}, and the request is {_how(private)}: do not reply to this server"
+        )
 
 
 def _how(private: bool) -> str:

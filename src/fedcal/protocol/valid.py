@@ -45,6 +45,7 @@ from fedcal.protocol.messages import MOST_CLASSES
 
 SCALER = 2  # schema of scaler files
 LARGEST_HEAD = 1e150  # a weight of a model's last layer: times the largest feature it is still a number
+PRIOR_SHIFT = {"prior", "alpha", "strengths"}  # what clients shift by
 CLIENT = Text(any=True)
 SHARE = Number(0, 1.001)  # of a privacy budget; shares are added up with rounding
 CLASSES = Number(2, MOST_CLASSES, whole=True)
@@ -181,6 +182,8 @@ def check_params(method: Method, params: Params, n_classes: int) -> None:
     _check_sets(method, {name: value for name, value in params.items() if name in NAMES}, n_classes)
     if ("model_weight" in params) != ("model_bias" in params):
         raise FedCalError("it has one of 'model_weight' and 'model_bias': a last layer is both")
+    if 0 < len(PRIOR_SHIFT & params.keys()) < len(PRIOR_SHIFT):
+        raise FedCalError("it has some of 'prior', 'alpha' and 'strengths': a prior shift needs all three")
     shapes = _shapes(method, n_classes)
     for name, value in params.items():
         shape = shapes.get(name)

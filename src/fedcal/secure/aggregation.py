@@ -13,7 +13,7 @@ import numpy as np
 from fedcal.errors import FedCalError
 from fedcal.secure import crypto, shamir
 from fedcal.secure.fixed import MOST_NODES, Words, add, negate
-from fedcal.secure.member import SEALED, STAGES, nodes_with_same_keys, pairwise
+from fedcal.secure.member import AGREED, SEALED, STAGES, nodes_with_same_keys, pairwise
 from fedcal.secure.messages import VERSION, Directory, DoesNotAddUp, Part, Stage, digest, entry_of, table_of, text_of
 from fedcal.secure.vector import Layout
 
@@ -38,6 +38,7 @@ class Aggregation:
         self._sealed: dict[str, dict[str, str]] = {}  # by sender, then by receiver
         self._commitments: dict[str, str] = {}
         self._vectors: dict[str, Words] = {}
+        self._agreed: dict[str, dict[str, str]] = {}  # by sender, then by receiver
         self._revealed: dict[str, Part] = {}
 
     @property
@@ -59,7 +60,10 @@ class Aggregation:
                 "sealed": {sender: sealed[name] for sender, sealed in self._sealed.items() if sender != name},
                 "words": self.layout.words,
             },
-            "unmask": lambda name: {"left": self.masked},
+            "agree": lambda name: {"left": self.masked},
+            "unmask": lambda name: {
+                "agreed": {sender: told[name] for sender, told in self._agreed.items() if sender != name}
+            },
         }[self.stage or "unmask"]
         return {name: {"session": self.session, "stage": self.stage, **more(name)} for name in self.left}
 
@@ -69,7 +73,9 @@ class Aggregation:
         Returns:
             By node, why its reply is refused. Where too few are left, `failed` says so.
         """
-        read = {"keys": self._keys, "shares": self._shares, "mask": self._mask, "unmask": self._unmask}
+        read = {
+            "keys": self._keys, "shares": self._shares, "mask": self._mask, "agree": self._agree, "unmask": self._unmask
+        }  # fmt: skip
         refused, good = dict[str, str](), []
         for name in [name for name in self.left if name in replies]:
             try:
@@ -139,6 +145,12 @@ class Aggregation:
         if len(vector) != self.layout.n_bytes:
             raise FedCalError(f"node {name} sends a vector of {len(vector)} bytes, not {self.layout.n_bytes}")
         self._vectors[name] = np.frombuffer(vector, "<u8").reshape(self.layout.words, self.layout.length)
+
+    def _agree(self, name: str, part: Part, _: bytes) -> None:
+        told = table_of(part.get("agreed"), AGREED, "agreements")
+        if set(told) != set(self._vectors) - {name}:
+            raise FedCalError(f"node {name} does not agree with every other node on who is left")
+        self._agreed[name] = told
 
     def _unmask(self, name: str, part: Part, _: bytes) -> None:
         seeds, keys = (table_of(part.get(kind), shamir.SHARE, "shares") for kind in ("seeds", "keys"))

@@ -2,8 +2,8 @@
 
     begin(layout); while total is None: receive(replies to ask())
 
-The first aggregation takes four messages to every node, and each later one two: its keys and shares travel with the vectors
-and the unmasking of the one before. Every aggregation has keys, seeds and shares of its own.
+The first aggregation takes five messages to every node, and each later one three: its keys and shares travel with the
+agreement and the unmasking of the one before. Every aggregation has keys, seeds and shares of its own.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Group:
             self._now, self._next = self._next or Aggregation(self.nodes), None
         if self._now.stage == "mask":
             self._now.layout = self._layout
+        elif self._now.stage == "agree":
             self._next = Aggregation(self.nodes)
         parts = [one.ask() for one in (self._now, self._next) if one]
         return {name: [part[name] for part in parts if name in part] for name in self.nodes}

@@ -1,12 +1,17 @@
-"""A node's side of one aggregation: four stages, each of them once.
+"""A node's side of one aggregation: five stages, each of them once.
 
 What a node holds is enough to unmask others only together with `threshold` of them, and it reveals one kind of share about
-every node: the seed's of a node whose vector is in the total, or the masking key's of one that fell away.
+every node: the seed's of a node whose vector is in the total, or the masking key's of one that fell away. It reveals nothing
+before it knows that `threshold` nodes were told the same about who fell away: a server that told each node something else
+could get the seed of one node, and the masking keys of all others (Bonawitz et al., 2017: the consistency check).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -19,6 +24,7 @@ from fedcal.secure.identity import Identity
 from fedcal.secure.messages import VERSION, Directory, Part, Stage, digest, entry_of, purpose, table_of
 
 SEALED = 2 * shamir.SHARE + 16  # bytes: two shares, and what authenticates them
+AGREED = 16  # bytes: the tag of an empty text
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
@@ -35,6 +41,7 @@ class Member:
     directory: Directory = field(default_factory=dict)
     sealing: dict[str, str] = field(default_factory=dict)  # by node: the key for what the two seal for each other
     held: dict[str, str] = field(default_factory=dict)  # by node: the share of its masking key, then that of its seed
+    left: list[str] = field(default_factory=list)  # the nodes whose seeds it was told to reveal
     version: int = VERSION  # of the code that made it
 
     def keys(self, identity: Identity | None = None) -> Part:
@@ -72,12 +79,12 @@ class Member:
                 sealed[name] = self._seal(sealing, name, key_share + seed_share, about)
         return {"sealed": sealed, "commitment": crypto.commitment(bytes.fromhex(self.seed))}
 
-    def mask(self, sealed: Any, vector: Words, fewest: int = 0) -> Words:
+    def mask(self, sealed: Any, encode: Callable[[], Words], fewest: int = 0) -> Words:
         """Return the vector under masks: its own one, and one with every other node, which cancel in the total.
 
         Args:
             sealed: by node, what it sealed for this one: all those that are still there.
-            vector: this node's.
+            encode: gives this node's vector; called when nothing can be refused any more, as it may cost privacy.
             fewest: nodes that must be left, if more than the threshold.
 
         Raises:
@@ -89,15 +96,16 @@ class Member:
             raise FedCalError("the shares are of nodes that are not in the directory: do not reply to this server")
         self._check_enough(len(others) + 1, fewest)
         about, masking = digest(self.session, self.directory), self._key(self.masking_key)
+        self.held |= {name: self._unseal(name, text, about) for name, text in others.items()}
+        vector = encode()
         total = add(vector, crypto.mask(bytes.fromhex(self.seed), *vector.shape))
-        for name, text in others.items():
-            self.held[name] = self._unseal(name, text, about)
+        for name in others:
             public = bytes.fromhex(self.directory[name][1])
             total = add(total, pairwise(about, masking, public, vector.shape, self.name, name))
         return total
 
-    def unmask(self, left: Any, fewest: int = 0) -> Part:
-        """Reveal the shares of the seeds of nodes that are left, and of the masking keys of those that fell away.
+    def agree(self, left: Any, fewest: int = 0) -> Part:
+        """Tell every other node which nodes are left, as this one was told.
 
         Args:
             left: the nodes whose masked vectors the server has.
@@ -106,15 +114,40 @@ class Member:
         Raises:
             FedCalError: where they are too few, or not those of the stages before.
         """
-        self._enter("unmask")
+        self._enter("agree")
         names = {str(name) for name in left} if isinstance(left, list) else set()
         if not names <= set(self.held) or self.name not in names:
             raise FedCalError("the server unmasks other nodes than those that masked: do not reply to this server")
         self._check_enough(len(names), fewest)
+        self.left = sorted(names)
+        about = self._about_left()
+        return {
+            "agreed": {
+                name: crypto.seal(bytes.fromhex(self.sealing[name]), 2 + (self.name > name), b"", about).hex()
+                for name in self.left
+                if name != self.name
+            }
+        }
+
+    def unmask(self, agreed: Any) -> Part:
+        """Reveal the shares of the seeds of nodes that are left, and of the masking keys of those that fell away.
+
+        Args:
+            agreed: by node, what it told this one.
+
+        Raises:
+            FedCalError: where too few nodes were told the same as this one.
+        """
+        self._enter("unmask")
+        told = table_of(agreed, AGREED, "agreements")
+        about, least = self._about_left(), shamir.threshold(len(self.directory))
+        agree = 1 + sum(self._agrees(name, text, about) for name, text in told.items())
+        if agree < least:
+            raise FedCalError(f"{agree} of {len(self.directory)} nodes agree on who is left, where {least} must")
         size = 2 * shamir.SHARE
         return {
-            "seeds": {name: text[size:] for name, text in self.held.items() if name in names},
-            "keys": {name: text[:size] for name, text in self.held.items() if name not in names},
+            "seeds": {name: text[size:] for name, text in self.held.items() if name in self.left},
+            "keys": {name: text[:size] for name, text in self.held.items() if name not in self.left},
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -134,6 +167,20 @@ class Member:
         if nodes < least:
             raise FedCalError(f"{nodes} of {len(self.directory)} nodes are left, where {least} are needed")
 
+    def _about_left(self) -> bytes:
+        """What a node says to another one: in this aggregation, these nodes are left."""
+        return digest(self.session, self.directory) + hashlib.sha256(json.dumps(self.left).encode()).digest()
+
+    def _agrees(self, other: str, text: str, about: bytes) -> bool:
+        """Whether that node, which is left too, was told the same."""
+        if other == self.name or other not in self.left:
+            return False
+        try:
+            crypto.unseal(bytes.fromhex(self.sealing[other]), 2 + (other > self.name), bytes.fromhex(text), about)
+        except FedCalError:
+            return False
+        return True
+
     def _public(self) -> list[str]:
         return [crypto.public_key(bytes.fromhex(key)).hex() for key in (self.sealing_key, self.masking_key)]
 
@@ -141,7 +188,7 @@ class Member:
         return crypto.private_key(bytes.fromhex(secret))
 
     def _seal(self, sealing: X25519PrivateKey, other: str, text: bytes, about: bytes) -> str:
-        """Seal for another node; of the two, the first by name seals text 0 under their key, the other one text 1."""
+        """Seal for another node; of the two, the first by name seals texts 0 and 2 under their key, the other 1 and 3."""
         public = bytes.fromhex(self.directory[other][0])
         key = crypto.agree(sealing, public, purpose("seal", about, self.name, other))
         self.sealing[other] = key.hex()

@@ -1,4 +1,4 @@
-"""What one aggregation's four stages send: JSON values, and for the masked vector bytes. All of it comes from strangers."""
+"""What one aggregation's five stages send: JSON values, and for the masked vector bytes. All of it comes from strangers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, Literal
 from fedcal.errors import FedCalError
 from fedcal.secure import crypto
 
-VERSION = 2  # of the stages, and of how keys are derived: nodes of two versions share no keys
+VERSION = 3  # of the stages, and of how keys are derived: nodes of two versions share no keys
 
-Stage = Literal["keys", "shares", "mask", "unmask"]
+Stage = Literal["keys", "shares", "mask", "agree", "unmask"]
 Part = dict[str, Any]  # a request of one stage to one node, or the reply to it
+LONGEST = 1000  # characters of a name or a signature: every node's entry is sent to all others
 # By node: its public keys as hex, to seal for it and to mask with it; then, if nodes have identities, whose they are, signed.
 Directory = dict[str, list[str]]
 
@@ -57,7 +58,11 @@ def entry_of(node: str, values: Any) -> list[str]:
     Raises:
         FedCalError: where it is something else, or its keys cannot be used.
     """
-    if not isinstance(values, list) or len(values) not in (2, 4) or not all(type(text) is str for text in values):
+    if (
+        not isinstance(values, list)
+        or len(values) not in (2, 4)
+        or not all(type(text) is str and len(text) <= LONGEST for text in values)
+    ):
         raise FedCalError(f"the message cannot be read: a node has two public keys (node {node})")
     keys = [text_of(key, crypto.KEY, f"a public key of node {node}") for key in values[:2]]
     try:

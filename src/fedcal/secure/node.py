@@ -69,11 +69,13 @@ class SecureNode:
         if stage == "shares":
             return member.shares(part.get("directory"), self.identity), b""
         if stage == "mask":
-            vector = encode(_words(part.get("words")))
-            return {}, member.mask(part.get("sealed"), vector, self.fewest).astype("<u8").tobytes()
+            words = _words(part.get("words"))
+            return {}, member.mask(part.get("sealed"), lambda: encode(words), self.fewest).astype("<u8").tobytes()
+        if stage == "agree":
+            return member.agree(part.get("left"), self.fewest), b""
         if stage == "unmask":
             del self.members[session]  # nothing more is asked of it
-            return member.unmask(part.get("left"), self.fewest), b""
+            return member.unmask(part.get("agreed")), b""
         raise FedCalError(f"secure aggregation has no stage {stage!r}: use one version of fedcal")
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -21,8 +21,8 @@ FEWEST_NODES = 3  # of two nodes, each could subtract itself from the total
 def threshold(nodes: int) -> int:
     """Return how many of a group's nodes must be left at the end: more than two thirds.
 
-    An honest node reveals one kind of share about every node. To get `threshold` shares of both kinds from n nodes, of
-    which c reveal whatever the server likes, it needs n + c ≥ 2 · threshold: more than a third of the nodes.
+    An honest node reveals shares once, if `threshold` nodes were told the same about who is left. For shares by two different
+    lists from n nodes, of which c say whatever the server likes, it needs n + c ≥ 2 · threshold: more than a third of them.
     """
     return 2 * nodes // 3 + 1
 

@@ -81,7 +81,7 @@ SHARING = {
 def asked_alone(options, config, change=lambda about: about, min_count=5):
     """What a node says that is asked for an evaluation, without any other round."""
     plan = Plan(get_method("fed-ts"), 2, 0, (), "f")
-    scaler = Scaler(plan.method, {"temperature": np.array([2.0])}, 2)
+    scaler = Scaler(plan.method, {"temperature": np.array(2.0)}, 2)
     model = ArrayRecord({"w": torch.zeros(1)})
     about = {"phase": "evaluate", "model": fingerprint(model), "bins": 15}
     record = record_of(pack_evaluation(plan, scaler, (0.3,)), **change(about))

@@ -22,7 +22,7 @@ from fedcal.federate import task
 from fedcal.methods import get_method
 from fedcal.protocol import Server
 from fedcal.protocol.policy import private_rounds
-from fedcal.protocol.wire import unpack_reply
+from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, Privacy, calibration_mod
 from fedcal.transport.flower.records import data_of, pack_scaler, record_of
 
@@ -123,6 +123,37 @@ def test_a_calibration_sample_does_not_show_in_what_test_samples_measure():
         return unpack_reply(data_of(reply.content["fedcal.reply"]))[1].content["values"]
 
     assert measured(6).any() and np.allclose(measured(6), measured(7), atol=0.01)
+
+
+@pytest.mark.parametrize("missing", ["", "alpha", "strengths"])
+@pytest.mark.parametrize("classes", [1, 2, K - 1, K, K + 1])
+def test_a_refusal_to_measure_does_not_depend_on_the_samples(classes, missing):
+    """A prior of fewer classes failed only where there were samples, and the error told how many and their highest label."""
+    (z, y), privacy, plan = clients((60,))[0], Privacy(4.0, where="local"), Server("fedcal-plus", K).plan
+    params = {"temperature": np.ones(1)} | without_release(np.ones(classes), 1.0)
+    params.pop(missing, None)
+    replies = refusals(privacy, pack_scaler(plan, fedcal.Scaler(plan.method, params, K), privacy), "measure", z, y)
+    assert len(set(replies)) == 1 and (replies[0] == "") == (classes == K and not missing)
+
+
+@pytest.mark.parametrize("classes", [2, K - 1, K, K + 1])
+def test_a_refusal_of_a_request_does_not_depend_on_the_samples(classes):
+    (z, y), privacy = clients((60,))[0], Privacy(4.0, where="local")
+    server = Server("fed-bias", classes, privacy=privacy)
+    replies = refusals(privacy, pack_request(server.plan, server.request), "reply", z, y)
+    assert len(set(replies)) == 1 and (replies[0] == "") == (classes == K)
+
+
+def refusals(privacy, data, phase, z, y):
+    """What a node with these samples, with some of them or with none says, in order to refuse; "" if it replies."""
+    asked, found = record_of(data, phase=phase, model="", bins=15), []
+    for chosen in (y >= 0, y == 0, y == 9, np.arange(60) < 1, np.arange(60) < 5, y < 0):
+        mod = calibration_mod(lambda arrays, context, split, chosen=chosen: (z[chosen], y[chosen]), privacy)
+        grid = LocalGrid(lambda message, context, mod=mod: mod(message, context, None), [{"name": "a"}])
+        content = RecordDict({"fedcal.request": asked, "fedcal.model": ArrayRecord({})})
+        (reply,) = grid.send_and_receive([Message(content, min(grid.get_node_ids()), "train")], timeout=5)
+        found.append(reply.error.reason if reply.has_error() else "")
+    return found
 
 
 @pytest.mark.filterwarnings("ignore:privacy")  # whatever the noise makes of the fit

@@ -225,6 +225,20 @@ def test_a_node_with_keys_that_nobody_can_use_is_left_out(keys):
     assert "cannot be used" in report["faults"][0]["reason"]
 
 
+@pytest.mark.parametrize("stages", [7, "[" * 100_000, '["keys"]', "{}"], ids=["number", "deep", "text", "table"])
+def test_a_node_whose_stages_cannot_be_read_is_left_out(stages):
+    inner = node_app()
+
+    def app(message, context):
+        reply = inner(message, context)
+        if context.node_config["name"] == "n02":
+            reply.content["fedcal.reply"]["stages"] = stages
+        return reply
+
+    report = fit(grid_of(4, app), "fed-ts", secure=True).report()
+    assert [fault["name"] for fault in report["faults"]] == ["n02"] and len(report["fitted_by"]) == 3
+
+
 def test_a_total_that_no_samples_give_is_refused():
     """One node lies about its sums: it cannot be named, but the total is refused where no samples can give it."""
 

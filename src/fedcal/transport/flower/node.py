@@ -180,11 +180,11 @@ class Node:
         from fedcal.measure.views import Measured
 
         plan, scaler, asked = unpack_scaler(self.data)
-        client = self._measuring(plan, scaler)
+        private = self.policy.privacy or asked
+        client = self._measuring(plan, scaler, private is not None)
         personal = client.personalize(scaler)
         self._keep(client, personal)
         logits, labels = self.kept["test_logits"], self.kept["test_labels"]
-        private = self.policy.privacy or asked
         if not private and len(labels) < self.policy.min_count:  # it says that it has no samples
             logits, labels = logits[:0], labels[:0]
         applied = plan.method.logits(logits), plan.method.apply(scaler.params, logits)
@@ -233,7 +233,9 @@ class Node:
 
     def _samples(self, plan: Plan, arrays: ArrayRecord, split: str) -> Samples:
         logits, labels = self.logits(arrays, self.context, split)
-        if len(labels) and logits.shape[1] != plan.method.width(plan.n_classes):
+        # Under a privacy of its own, a node must not show by a refusal whether it has samples.
+        told = len(labels) or self.policy.privacy
+        if told and logits.shape[1] != plan.method.width(plan.n_classes):
             if plan.method.takes == "features":
                 raise FedCalError(
                     f"{self.name}: {plan.method.name} asks for {plan.method.width(plan.n_classes) - plan.n_classes - 1} "
@@ -244,10 +246,10 @@ class Node:
 
     # --- what the node keeps -------------------------------------------------------------------------------------------
 
-    def _measuring(self, plan: Plan, scaler: Scaler) -> Client:
+    def _measuring(self, plan: Plan, scaler: Scaler, private: bool | None = None) -> Client:
         """The node's client, once its policy has allowed that this scaler's metrics are sent."""
         client = self._client(plan, self._frozen(plan))
-        client.measure(plan.federation, scaler, int(self.about["bins"]))
+        client.measure(plan.federation, scaler, int(self.about["bins"]), private)
         return client
 
     def _client(self, plan: Plan, samples: Samples) -> Client:
@@ -262,8 +264,9 @@ class Node:
     def _keep(self, client: Client, personal: Params | None = None) -> None:
         state = client.state_dict()
         frozen = {name: value for name, value in self.kept.items() if "/" not in name}
-        tensors = frozen | nest("client", state["tensors"]) | nest("personal", personal or {})
-        data = pack(tensors, {**self.kept_of, "client": state["about"]})
+        self.kept = frozen | nest("client", state["tensors"]) | nest("personal", personal or {})
+        self.kept_of["client"] = state["about"]  # this message may go on to build on it
+        data = pack(self.kept, self.kept_of)
         self.context.state.config_records[STATE] = ConfigRecord({DATA: data})
         if path := state_path(self.context):
             write_bytes(path, data, private=True)  # logits and labels are in it

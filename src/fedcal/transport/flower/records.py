@@ -22,6 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedcal.base.arrays import Params, as_array
 from fedcal.errors import FedCalError
 from fedcal.protocol import Plan, Privacy, Scaler
+from fedcal.protocol.valid import check_params
 from fedcal.protocol.wire import pack, plan_from_json, plan_to_json, privacy_from_json, privacy_to_json, unpack
 
 PREFIX = "fedcal."
@@ -69,7 +70,7 @@ def size(records: Iterable[Any]) -> int:
         if isinstance(record, ArrayRecord):
             found += sum(len(array.data) for array in record.values())
         elif isinstance(data := record.get(DATA), bytes):
-            found += len(data) + len(record.get(STAGES, ""))
+            found += len(data) + len(str(record.get(STAGES, "")))  # a stranger's may be no text
     return found
 
 
@@ -97,10 +98,15 @@ def from_record(record: ArrayRecord) -> Params:
 
 
 def fingerprint(model: ArrayRecord) -> str:
-    """Return a digest of a model's arrays."""
+    """Return a digest of a model's arrays.
+
+    Bytes may follow an array's own ones, which its reader ignores: their number is part of the digest, so that they cannot
+    pass for the next array.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for name, array in model.items():
-        digest.update(f"{name} {array.dtype} {tuple(array.shape)} ".encode())
+        about = (name, array.dtype, tuple(array.shape), array.stype, len(array.data))
+        digest.update(f"{about!r} ".encode())
         digest.update(array.data)
     return digest.hexdigest()
 
@@ -116,9 +122,15 @@ def pack_scaler(plan: Plan, scaler: Scaler, privacy: Privacy | None = None) -> b
 def unpack_scaler(data: bytes) -> tuple[Plan, Scaler, Privacy | None]:
     """Read a plan, a scaler and the privacy to measure with back.
 
+    The scaler is checked before it meets any samples: one that fails for some samples and not for others would tell of them.
+
     Raises:
         FedCalError: where the bytes are not a scaler of this version.
     """
     params, header = unpack(data)
     plan = plan_from_json(header)
+    try:
+        check_params(plan.method, params, plan.n_classes)
+    except FedCalError as error:
+        raise FedCalError(f"the server's scaler cannot be used ({error}): do not reply to this server") from None
     return plan, Scaler(plan.method, params, plan.n_classes, classes=plan.classes), privacy_from_json(header)

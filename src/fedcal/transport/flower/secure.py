@@ -154,7 +154,7 @@ class SecureRounds:
     def _read(self, name: str, record: Any) -> tuple[list[Any], bytes]:
         try:
             parts = json.loads(record[STAGES])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             raise FedCalError(f"{name} does not take part in secure aggregation: use one version of fedcal") from None
         if not isinstance(parts, list):
             raise FedCalError(f"{name}'s stages of secure aggregation cannot be read")
