@@ -13,18 +13,8 @@ import fedcal
 from fedcal import FedCalWarning, Privacy
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private import fit_confidences, fit_privately
-from fedcal.exact.private_queries import (
-    CURVATURE,
-    VALUES,
-    Confidences,
-    Gains,
-    MatrixSums,
-    Measure,
-    Scales,
-    ScaleSums,
-    square,
-    triangle,
-)
+from fedcal.exact.private_queries import CURVATURE, Confidences, Gains, MatrixSums, Measure, Scales, ScaleSums
+from fedcal.exact.private_query import VALUES, square, triangle
 
 SIZES = st.sampled_from([1e-200, 1e-170, 1e-3, 1.0, 30.0, 1e6, 1e200])
 METHODS = [

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.private_queries import VALUES, Measure
+from fedcal.exact.private_queries import Measure
+from fedcal.exact.private_query import VALUES
 from fedcal.measure.noised import noised_tally
 from fedcal.measure.tally import Tally
 

@@ -15,16 +15,8 @@ from fedcal.base.folds import FOLDS
 from fedcal.base.query import Query
 from fedcal.exact.linear import centre
 from fedcal.exact.prepared import ALL
-from fedcal.exact.private_queries import (
-    FEATURE,
-    VALUES,
-    Confidences,
-    Gains,
-    MatrixSums,
-    PrivateQuery,
-    Scales,
-    ScaleSums,
-)
+from fedcal.exact.private_queries import Confidences, Gains, MatrixSums, Scales, ScaleSums
+from fedcal.exact.private_query import FEATURE, VALUES, PrivateQuery
 from fedcal.exact.queries import LinearSums, Points, Slope, Start
 from fedcal.methods import get_method
 from fedcal.methods.fit import FitScaler

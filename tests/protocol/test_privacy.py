@@ -16,7 +16,8 @@ from dp_accounting import rdp
 
 from fedcal import FedCalError, Privacy
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.private_queries import PRIVATE_QUERIES, VALUES, Gains, MatrixSums, Measure, Scales, ScaleSums
+from fedcal.exact.private_queries import PRIVATE_QUERIES, Gains, MatrixSums, Measure, Scales, ScaleSums
+from fedcal.exact.private_query import VALUES
 from fedcal.exact.queries import Slope, Start
 from fedcal.methods import get_method
 from fedcal.protocol import Client, Policy, Request, Server

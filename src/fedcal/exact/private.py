@@ -26,19 +26,8 @@ import numpy as np
 from fedcal.base.arrays import Array, Params, sigmoid, softplus
 from fedcal.errors import FedCalWarning
 from fedcal.exact import maps
-from fedcal.exact.private_queries import (
-    BEYOND,
-    FEATURE,
-    NORMS,
-    ODDS,
-    VALUES,
-    Confidences,
-    Gains,
-    MatrixSums,
-    PrivateQuery,
-    Scales,
-    ScaleSums,
-)
+from fedcal.exact.private_queries import BEYOND, NORMS, ODDS, Confidences, Gains, MatrixSums, Scales, ScaleSums
+from fedcal.exact.private_query import FEATURE, VALUES, PrivateQuery
 
 Family = Literal["temperature", "bias", "vector", "matrix"]
 Totals = dict[str, Array]  # "values", and "noise": the standard deviation of the noise on each of them

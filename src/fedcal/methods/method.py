@@ -28,7 +28,7 @@ from fedcal.base.query import Query, parts
 from fedcal.base.seeds import torch_rng
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import ALL, FoldMap, Prepared
-from fedcal.exact.private_queries import PrivateQuery
+from fedcal.exact.private_query import PrivateQuery
 from fedcal.exact.queries import Points, Start, SumQuery
 from fedcal.exact.solve import Program
 from fedcal.methods.fit import AveragingFit, ExactFit, Fit, FitScaler, Update

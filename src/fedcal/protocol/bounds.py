@@ -28,7 +28,8 @@ from fedcal.exact.head_units import head_curvature_of, n_directions
 from fedcal.exact.linear import FAMILIES, centre, is_scale, n_parameters
 from fedcal.exact.prepared import FoldMap, Prepared
 from fedcal.exact.private import whole_hessian
-from fedcal.exact.private_queries import FEATURE, Confidences, Gains, MatrixSums, PrivateQuery, Scales, ScaleSums
+from fedcal.exact.private_queries import Confidences, Gains, MatrixSums, Scales, ScaleSums
+from fedcal.exact.private_query import FEATURE, PrivateQuery
 from fedcal.exact.queries import Points, Slope, Start
 from fedcal.exact.stages import curvature_of
 from fedcal.exact.temperature import T_MAX, T_MIN

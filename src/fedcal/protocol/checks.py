@@ -18,7 +18,7 @@ from fedcal.base.query import Query, leaves, magnitude
 from fedcal.errors import FedCalError
 from fedcal.exact.linear import unpack_symmetric
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.private_queries import PrivateQuery
+from fedcal.exact.private_query import PrivateQuery
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
 from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request

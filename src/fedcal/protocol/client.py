@@ -19,7 +19,7 @@ from fedcal.base.store import nest, unnest
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, reason_of
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.private_queries import VALUES, PrivateQuery
+from fedcal.exact.private_query import VALUES, PrivateQuery
 from fedcal.methods import Method, Update, get_method
 from fedcal.protocol.bounds import check_bounds, check_private_bounds, logit_size
 from fedcal.protocol.checks import check_request

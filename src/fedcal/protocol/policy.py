@@ -20,7 +20,8 @@ from typing import Any
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.query import Query, fingerprint
 from fedcal.errors import FedCalError, counted, unknown
-from fedcal.exact.private_queries import Measure, PrivateQuery
+from fedcal.exact.private_queries import Measure
+from fedcal.exact.private_query import PrivateQuery
 from fedcal.methods import Method, get_method, spec_of
 from fedcal.methods.method import Stage
 from fedcal.protocol.messages import Request

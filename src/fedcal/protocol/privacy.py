@@ -1,6 +1,6 @@
 """Differential privacy of additive methods: `Privacy(epsilon=4, delta=1e-5)` is all that a user must give.
 
-A private query (exact/private_queries.py) adds up summands whose norm is bounded, whatever the samples and the server's
+A private query (exact/private_query.py) adds up summands whose norm is bounded, whatever the samples and the server's
 parameters are. Its sum is rounded to a grid, and discrete Gaussian noise is added (noise.py):
 
     central        by the server, to the total: the server is trusted with the sums, and nobody else need be
@@ -30,7 +30,7 @@ import numpy as np
 from fedcal.base.arrays import Params
 from fedcal.base.checks import check_value, check_whole
 from fedcal.errors import FedCalError
-from fedcal.exact.private_queries import VALUES, PrivateQuery
+from fedcal.exact.private_query import VALUES, PrivateQuery
 from fedcal.methods import Method
 from fedcal.methods.sets import WithSets
 from fedcal.protocol.noise import discrete_gaussian

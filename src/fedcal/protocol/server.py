@@ -23,7 +23,7 @@ from fedcal.base.checks import check_whole
 from fedcal.base.store import unnest
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
-from fedcal.exact.private_queries import PrivateQuery
+from fedcal.exact.private_query import PrivateQuery
 from fedcal.methods import Method, Update, get_method
 from fedcal.methods.fit import AveragingFit, Fit, n_bytes
 from fedcal.methods.method import Additive

@@ -22,7 +22,8 @@ from fedcal.base.store import make_folder, nest, read_bytes, unnest, write_bytes
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.private_queries import VALUES, Measure
+from fedcal.exact.private_queries import Measure
+from fedcal.exact.private_query import VALUES
 from fedcal.protocol import Client, Plan, Policy, Privacy, Reply, Request, Scaler
 from fedcal.protocol.checks import check_n_classes, example_reply
 from fedcal.protocol.valid import check_client_state

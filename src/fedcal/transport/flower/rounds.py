@@ -12,7 +12,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from fedcal.errors import FedCalError
-from fedcal.exact.private_queries import VALUES, Measure
+from fedcal.exact.private_queries import Measure
+from fedcal.exact.private_query import VALUES
 from fedcal.exact.queries import sum_of
 from fedcal.measure.noised import noised_tally
 from fedcal.measure.views import Measured, add_up

@@ -18,7 +18,8 @@ from flwr.serverapp import Grid
 
 from fedcal.base.arrays import Params
 from fedcal.errors import FedCalError
-from fedcal.exact.private_queries import VALUES, Measure
+from fedcal.exact.private_queries import Measure
+from fedcal.exact.private_query import VALUES
 from fedcal.exact.queries import sum_of
 from fedcal.measure.views import Measured, add_up
 from fedcal.protocol import Reply, Server
