@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.special import expit, softmax
 
 import fedcal
-from fedcal.assess.disclose import Cell, families, hidden_cells
+from fedcal.assess.disclose import Cell, Family, families, hidden_cells
 from fedcal.assess.sums import CURVE
 
 
@@ -38,6 +40,16 @@ def test_no_small_cell_follows_from_those_that_are_shown(seed):
     _, values, vectors = np.linalg.svd(sums)
     free = np.abs(vectors[int((values > 1e-9).sum()) :]).max(axis=0, initial=0.0)
     assert all(some > 1e-8 for cell, some in zip(unknown, free, strict=True) if counts[cell][0] < 5)
+
+
+def test_a_small_cell_beside_one_that_follows_from_other_families_is_not_known():
+    """a, c and e follow from three families, and the small b from the fourth, in which nothing is shown but the total."""
+    size = {"a": 20, "b": 3, "c": 10, "d": 100, "e": 15, "f": 100, "g": 100}
+    sums = {"T": "ab", "U": "acd", "V": "cef", "W": "aeg"}
+    counts = {Cell(name): (n,) for name, n in size.items()}
+    counts |= {Cell(total): (sum(size[part] for part in parts),) for total, parts in sums.items()}
+    hidden = hidden_cells(counts, [Family(Cell(total), [Cell(p) for p in parts]) for total, parts in sums.items()], 5)
+    assert {Cell(name) for name in "abce"} < hidden
 
 
 def test_nothing_is_hidden_where_all_cells_are_large():
@@ -174,3 +186,38 @@ def test_groups_of_the_calibration_plot_hold_enough_samples():
     x, y = np.repeat([-1.0, 0.5, 2.0], [96, 2, 2]), np.arange(100) % 2
     assert fedcal.evaluate([(x, y)], probs=False).pooled["calibration_bins"]["count"] == [100]
     assert fedcal.evaluate([(x, y)], probs=False, min_count=0).pooled["calibration_bins"]["count"] == [96, 4]
+
+
+@pytest.mark.parametrize(("seed", "k"), [(0, 2), (1, 2), (2, 2), (6, 3)])
+def test_bins_and_decisions_together_give_no_hidden_one_away(seed, k):
+    """A confidence of at least 80 % is a probability of at least 80 % of some class: bins and decisions add up."""
+    sites, groups = drawn(seed, k)
+    found = shown_cells(fedcal.evaluate(sites, groups=groups, probs=False))
+    every, of_sample, members = atoms(sites, groups)
+    p = {site: softmax(z, axis=1) for site, (z, _) in sites.items()}
+    bins = {site: np.minimum(one.max(1) * 15, 14).astype(int) for site, one in p.items()}
+    kinds = np.zeros((len(every), 15, k))  # samples by atom, bin and top class
+    for site, some in of_sample.items():
+        for atom, b, top in zip(some, bins[site], p[site].argmax(1), strict=True):
+            kinds[every.index(atom), b, top] += 1
+    has: dict[Any, np.ndarray] = {b: np.zeros((15, k)) for b in range(15)} | {"n": np.ones((15, k))}
+    for b in range(15):
+        has[b][b] = 1
+    for edge, first in ((0.6, 9), (0.8, 12)):
+        for label in range(k):
+            has[edge, label] = np.zeros((15, k))
+            has[edge, label][first:, label] = 1
+    rows = {(c, what): np.multiply.outer(m, one).ravel() for c, m in members.items() for what, one in has.items()}
+    shown: list[Any] = [(c, "n") for c, one in found.items() if not one.get("hidden")]
+    for c, _ in tuple(shown):
+        shown += [(c, b) for b, count in enumerate(found[c]["bins"]["count"]) if count is not None]
+        for edge in (0.6, 0.8):
+            for label in range(k):
+                one = found[c] if k == 2 else found[c]["classes"][str(label)]
+                at = round(100 * (1 - edge if k == 2 and label == 0 else edge)) - 1
+                if not one.get("hidden") and one["decision_curve"]["value"][at] is not None:
+                    shown.append((c, (edge, label)))
+    value = {key: round(float(row @ kinds.ravel())) for key, row in rows.items()}
+    small = {(c, what) for (c, what), count in value.items() if 0 < count < 5 or 0 < value[c, "n"] - count < 5}
+    assert len(small) > 50
+    assert not small & recovered(rows, shown)

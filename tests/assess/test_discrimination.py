@@ -39,6 +39,17 @@ def test_ties_are_exact():
     assert same.value == 0.5 and 0.3 < same.low < same.high < 0.7
 
 
+@pytest.mark.parametrize(("share", "n"), [(0.05, 20_000), (0.1, 20_000), (0.3, 100_000)])
+def test_one_frequent_score_among_many_different_ones(share, n):
+    """Such as that of all patients with a missing value: pairs in its bin are nearly all ties."""
+    rng = np.random.default_rng(0)
+    x = np.where(rng.random(n) < share, 0.7, rng.normal(size=n))
+    y = (rng.random(n) < expit(x)).astype(int)
+    for found, expected in ((auroc, roc_auc_score), (auprc, average_precision_score)):
+        estimate, bound = found(sums(x, y), 0)
+        assert abs(estimate.value - expected(y, x)) < min(2e-4, bound)
+
+
 @pytest.mark.parametrize("spread", [1, 15, 30, 100])
 @pytest.mark.parametrize("noise", [1.0, 40.0])
 def test_the_bound_holds_for_log_odds_beyond_those_that_are_told_apart(spread, noise):

@@ -79,10 +79,10 @@ def hide_columns(numbers: np.ndarray, layout: Layout, min_count: int, hidden: np
     small = is_small(numbers, min_count)
     found = small | hidden
     columns = np.flatnonzero(small.any(0))  # counts that are not small do not add up to small ones
-    if len(columns):
-        filled = np.asarray(numbers.any(axis=(0, 2)))
-        families = [(total, parts[filled[parts]]) for total, parts in layout.families]
-        families = [(total, parts) for total, parts in families if len(parts)]
+    filled = np.asarray(numbers.any(axis=(0, 2)))
+    families = [(total, parts[filled[parts]]) for total, parts in layout.families]
+    families = [(total, parts) for total, parts in families if len(parts)]
+    if len(columns) and families:
         found[:, columns] = _hide(numbers[..., columns], small[:, columns], found[:, columns], families, min_count)
     return found
 
@@ -94,15 +94,28 @@ def _hide(numbers: np.ndarray, small: np.ndarray, hidden: np.ndarray, families: 
     np.put_along_axis(rank, order, np.arange(len(order))[:, None], 0)
     hidden = close(hidden, numbers, rank, families, min_count)
     belongs, sums = _matrices(families, len(numbers[0]))
+    links = abs(sums)
     for at in range(numbers.shape[-1]):
         one = slice(at, at + 1)
         while (known := small[:, at] & determined(hidden[:, at], sums)).any():
-            around = (belongs @ (belongs.T @ known.astype(float)) > 0) & ~hidden[:, at]
-            if not around.any():  # all that is shown is a total of enough samples
+            near = [shown_around(cell, hidden[:, at], belongs, links) for cell in np.flatnonzero(known).tolist()]
+            smallest = [cells[rank[cells, at].argmin()] for cells in near if len(cells)]
+            if not smallest:  # all that is shown is a total of enough samples
                 break
-            hidden[np.where(around, rank[:, at], len(rank)).argmin(), at] = True
+            hidden[smallest, at] = True
             hidden[:, one] = close(hidden[:, one], numbers[..., one], rank[:, one], families, min_count)
     return hidden
+
+
+def shown_around(cell: int, hidden: np.ndarray, belongs: csr_array, links: csr_array) -> np.ndarray:
+    """The shown parts of a cell's families; if there are none, of the families next to them, through hidden cells."""
+    reached, size = np.arange(len(hidden)) == cell, 0
+    while (now := int(reached.sum())) > size:
+        size, touched = now, (links.T @ reached.astype(float) > 0).astype(float)
+        if (around := (belongs @ touched > 0) & ~hidden).any():
+            return np.flatnonzero(around)
+        reached = (links @ touched > 0) & hidden
+    return np.zeros(0, np.int64)
 
 
 def close(hidden: np.ndarray, numbers: np.ndarray, rank: np.ndarray, families: Indexed, min_count: int) -> np.ndarray:

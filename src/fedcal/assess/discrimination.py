@@ -12,6 +12,9 @@ from scipy.special import ndtr, psi
 from fedcal.assess.intervals import UNKNOWN, Estimate, Z, difference, laplace, on_logit, wilson
 from fedcal.assess.sums import TIED, ScoreSums
 
+NEAR = 8  # bins on either side of a peak
+MANY, FEW = 20, 0.05  # samples of a peak at least, and the share of them that may have another score
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -21,6 +24,7 @@ class Ranked:
     no: np.ndarray
     ahead: np.ndarray  # the chance that of one of each in the same bin, the one of the class has the higher score
     tied: np.ndarray  # bins of a single score
+    alike: np.ndarray  # these, and bins in which nearly all samples seem to have one score
 
     @classmethod
     def of(cls, sums: ScoreSums, row: int) -> Ranked:
@@ -37,7 +41,21 @@ class Ranked:
         # The bins at the ends hold all scores beyond them as one: they tie only if all are probabilities of exactly 0 or 1.
         at_end = np.isin(np.flatnonzero(filled), (0, sums.moments.shape[2] - 1))
         one_score &= ~at_end | (np.abs(one) == count / 2).all(axis=0)
-        return cls(count[yes], count[no], ahead, one_score)
+        peak = _peaks(sums.moments[row].sum(axis=0))[filled]
+        return cls(count[yes], count[no], np.where(peak, 0.5, ahead), one_score, one_score | peak)
+
+
+def _peaks(moments: np.ndarray) -> np.ndarray:
+    """The bins that look like a single frequent score, such as that of all patients without a value, and a few others.
+
+    A normal distribution with the mean and the variance of such a bin says little about the order of its pairs. The others
+    must be about as many as in the bins around it: scores that all lie close together, or two frequent ones, are no peak.
+    """
+    count, one, two = moments.T
+    mean = one / np.maximum(count, 1)
+    others = (two - count * mean**2) / (1 / 12 + mean**2)  # as many spread evenly over the bin give this variance
+    around = (np.convolve(count, np.ones(2 * NEAR + 1), "same") - count) / (2 * NEAR)
+    return (count >= MANY) & (others < FEW * count) & (around > 0) & (others < 3 * (around + 1))
 
 
 def auroc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
@@ -81,8 +99,8 @@ def auprc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
         return UNKNOWN, math.nan
     above_yes, above_no = positives - np.cumsum(bins.yes), bins.no.sum() - np.cumsum(bins.no)
 
-    reached = above_yes + np.where(bins.tied, bins.yes, (bins.yes + 1) / 2)
-    passed = above_no + bins.no * np.where(bins.tied, 1.0, 1 - bins.ahead)
+    reached = above_yes + np.where(bins.alike, bins.yes, (bins.yes + 1) / 2)
+    passed = above_no + bins.no * np.where(bins.alike, 1.0, 1 - bins.ahead)
     total = np.maximum(reached + passed, 1e-300)
 
     def one_by_one(passed: np.ndarray) -> np.ndarray:
@@ -90,7 +108,7 @@ def auprc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
         before = above_yes + passed
         return 1 - passed * (psi(before + bins.yes + 1) - psi(before + 1)) / np.maximum(bins.yes, 1)
 
-    precise = np.where(bins.tied | (bins.no > 0), reached / total, one_by_one(above_no))
+    precise = np.where(bins.alike | (bins.no > 0), reached / total, one_by_one(above_no))
     # A bin's positives may at best have one score, before all its others; at worst they come one by one, after them.
     last = above_yes + bins.yes
     may_tie = (bins.yes > 2) | (bins.no > 0)
