@@ -49,7 +49,9 @@ def check_array(values: Any, what: str) -> Array:
     if array.dtype.kind in "bc":
         raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")
     if array.dtype.kind not in NUMBERS:
-        raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: of {array.dtype}")
+        raise FedCalError(
+            f"{what} must be a numeric array or tensor, not one of {array.dtype}: convert it, as by .astype(float)"
+        )
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # tensors know no longer ones
         return array.astype(float)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
