@@ -411,7 +411,11 @@ COMMANDS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "resume without out": (nothing, "run --resume", "--resume needs --out"),
     "resume and overwrite": (nothing, f"{RESUME} --overwrite", "contradict"),
     "resume too long": (nothing, f"run --resume --out {'x' * 300}", "File name too long"),
-    "resume with another option": (nothing, f"{RESUME} --beta 0.1", "half was run with beta=0.5, not 0.1"),
+    "resume with another option": (
+        nothing,
+        f"{RESUME} --beta 0.1",
+        "half was run with beta=0.5, not 0.1: give 0.5 again",
+    ),
     "resume with a bad option": (nothing, f"{RESUME} --beta -1", "fedcal: beta must be above 0"),
     "resume with other methods": (nothing, f"{RESUME} --method ens", "half was run with method="),
     "resume without config": (
