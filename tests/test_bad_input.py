@@ -69,7 +69,10 @@ LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
     "logits NaN": (lambda: calibrate(spoilt(LOGITS, np.nan)), "row 0 holds NaN or infinity"),
     "logits inf": (lambda: calibrate(spoilt(LOGITS, np.inf)), "row 0 holds NaN or infinity"),
     "logits strings": (lambda: calibrate(LOGITS.astype(str)), "numeric array"),
-    "logits objects": (lambda: calibrate(LOGITS.astype(object)), "numeric array"),
+    "logits objects": (
+        lambda: calibrate(LOGITS.astype(object)),
+        "client 0: logits must be a numeric array or tensor, not one of object: convert it",
+    ),
     "logits ragged": (lambda: calibrate([[1, 2, 3], [4, 5]]), "numeric array"),
     "logits complex": (lambda: calibrate(LOGITS.astype(complex)), "real numbers"),
     "labels too high": (lambda: calibrate(labels=spoilt(LABELS, 7)), "0..2: found 7; or name them by `classes`"),
@@ -100,6 +103,7 @@ LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
     "probs an array": (lambda: calibrate(probs=PROBS), "probs must be True or False"),
     "logits said to be probs": (lambda: calibrate(probs=True), "client 0: probs are not probabilities"),
     "a score said to be a probability": (lambda: calibrate(LOGITS[:, 0], LABELS % 2, probs=True), "not probabilities"),
+    "a number for privacy": (lambda: calibrate(method="fed-ts", privacy=4), "privacy must be a Privacy, not 4"),
     "probs said of apply": (
         lambda: fedcal.calibrate([(LOGITS, LABELS)], "uncal").apply(PROBS, probs="yes"),  # type: ignore[arg-type]
         "probs must be True or False",
@@ -407,7 +411,11 @@ COMMANDS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "resume without out": (nothing, "run --resume", "--resume needs --out"),
     "resume and overwrite": (nothing, f"{RESUME} --overwrite", "contradict"),
     "resume too long": (nothing, f"run --resume --out {'x' * 300}", "File name too long"),
-    "resume with another option": (nothing, f"{RESUME} --beta 0.1", "half was run with beta=0.5, not 0.1"),
+    "resume with another option": (
+        nothing,
+        f"{RESUME} --beta 0.1",
+        "half was run with beta=0.5, not 0.1: give 0.5 again",
+    ),
     "resume with a bad option": (nothing, f"{RESUME} --beta -1", "fedcal: beta must be above 0"),
     "resume with other methods": (nothing, f"{RESUME} --method ens", "half was run with method="),
     "resume without config": (

@@ -74,6 +74,38 @@ def test_the_results_in_the_readme_are_those_measured():
         assert figures == [f"{total / 16:.2f}", f"{accuracy:.2f}", f"{nll:.4f}"], title
 
 
+def test_the_figures_in_the_words_of_paper_md_are_those_measured():
+    """Where the paper's page tells in words what a table of paper/results holds."""
+    page = (ROOT / "paper" / "PAPER.md").read_text(encoding="utf-8")
+
+    def words(title: str) -> str:
+        return page.split(f"\n## {title}")[1].split("\n## ")[0]
+
+    def results(name: str) -> list[str]:
+        return (ROOT / "paper" / "results" / name).read_text(encoding="utf-8").split("\n### ")
+
+    def mean(rows: list[list[str]], method: str, column: int) -> str:
+        return next(cells[column].split()[0] for cells in rows if cells[0].strip("`") == method)
+
+    for part in results("table2.md"):
+        rows, said = table(part), words("Table 2")
+        assert f"from {mean(rows, 'FedCal', 2)} to {mean(rows, 'no order', 2)} %" in said
+        assert f"{mean(rows, 'no order', 1)} against {mean(rows, 'FedCal', 1)}" in said
+    every = table(results("table1.md")[-1])
+    ratio = float(mean(every, "fedcal-no-op", 1)) / float(mean(every, "fedcal", 1))
+    assert f"its ECE is {ratio:.1f} times FedCal's" in words("Table 2")
+
+    local, worst, _ = map(table, results("figure4.md"))
+    for rows in (local, worst):
+        assert {mean(rows, name, -1) for name in ("fedcal-plus", "Uncal")} <= set(
+            re.findall(r"[\d.]*\d", words("Figure 4"))
+        )
+
+    (without, with_) = re.findall(r"([\d.]+) with momentum", results("momentum.md")[-1])
+    said = " ".join(words("Which momentum?").split())
+    assert f"add up to {with_} points with momentum 0.9 and to {without} without" in said
+
+
 def table(text: str) -> list[list[str]]:
     """The rows of a Markdown table, without its head."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]

@@ -197,7 +197,12 @@ def test_csv_whose_words_unfold(capsys: Run) -> None:
         (f"logit_0,logit_1,logit_{'9' * 5000},label\n1,2,3,0\n", "…: classes are numbered from 0"),
         ("", "x.csv: it is empty: its first line must name the columns"),
         ("logit_0;logit_1;label\n1;2;0\n", "its cells are not separated by commas"),
-        ("logit_0,logit_1,label\n1,nan,0\n", "row 0 holds NaN or infinity (1 such row)"),
+        ("logit_0,logit_1,label\n1,nan,0\n", "row 1 below the header holds NaN or infinity (1 such row)"),
+        (
+            "p_0,p_1,label\n0.5,0.5,0\n3,1,0\n",
+            "row 2 below the header sums to 4): if they are logits, name them logits (",
+        ),
+        ("p_0,p_1,label\n0.5,0.5,0\n1.5,-0.5,0\n", "row 2 below the header holds -0.5"),
         ("logit_0,logit_1,logit_2,label\n1,2,3,a\n1,2,3, a\n", "1 different label for 3 columns"),
         ("logit_0,logit_1,label\n1,2,0\n1,2,NA\n1,2,1\n", "3 different labels for 2 columns (0, 1, NA)"),
     ],

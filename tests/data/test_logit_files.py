@@ -100,7 +100,8 @@ def test_a_single_column_is_of_class_1(ending: str, kind: str) -> None:
 def test_a_score_may_be_said_to_be_a_probability() -> None:
     write("x.csv", {"score": np.linspace(0.01, 0.99, 40)})
     with pytest.raises(
-        FedCalError, match=r"x.csv: logits look like probabilities .*: name them probs, or pass --logits"
+        FedCalError,
+        match=r"x.csv: logits look like probabilities .*: name them probs \(columns p_0 .*\), or pass --logits",
     ):
         read_rows(Path("x.csv"))
     assert read_rows(Path("x.csv"), "probs").probs and not read_rows(Path("x.csv"), "logits").probs

@@ -45,6 +45,17 @@ def test_the_page_shows_the_plots_and_nothing_that_runs(result):
     assert page == render(result, "3 sites")
 
 
+def test_a_site_is_hidden_or_has_no_value(result):
+    """A second site is hidden so that c, with three samples, cannot be subtracted; "one" has many samples, of one class."""
+    assert render(result, "3 sites").count(">hidden</text>") == 4 * sum(
+        bool(one.get("hidden")) for one in result.sites.values()
+    )
+    scores, labels = draw(300, 1)
+    of_one = fedcal.evaluate({"a": (scores, labels), "one": (scores[labels == 1], labels[labels == 1])})
+    page = render(of_one, "2 sites")
+    assert ">no value</text>" in page and ">too few samples</text>" not in page
+
+
 @pytest.mark.parametrize("name", [r"$\frac$", "$0-$50k", "income $"])
 def test_names_are_no_formulas(name):
     sites = {name: draw(100, 1), "b": draw(100, 2)}

@@ -323,7 +323,7 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "replayed round": (
         lambda: shutil.copy("dir/siteB-0001.safetensors", B2),
         RECEIVE,
-        "siteB replies to another request than that of round 2",
+        "siteB replies to another request than that of round 2; ask siteB for another reply, or continue with",
     ),
     "other federation": (
         lambda: shutil.copy("other/siteB-0001.safetensors", B2),
@@ -339,7 +339,7 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "one site missing": (
         lambda: None,
         f"server receive dir {B2}",
-        "round 2: no reply from siteA, siteC; wait for it, or continue with --without siteA",
+        "round 2: no reply from siteA, siteC: wait for them, or continue without (--without siteA --without siteC)",
     ),
     "no replies": (lambda: None, "server receive dir", "no reply from siteA, siteB, siteC"),
     "missing file": (lambda: Path(B2).unlink(), RECEIVE, f"{B2} cannot be read: No such file"),

@@ -27,7 +27,7 @@ def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json])
     for kind, bad, of in (("sites", bad_sites, sites if len(sites) > 1 else {}), ("groups", bad_groups, groups)):
         tested = [name for name in of if p_value(of[name]) is not None]
         if bad and of:
-            places = ", ".join(place(name, of[name]) for name in bad)
+            places = ", ".join(place(name, of[name], "classes" in pooled) for name in bad)
             said.append(f"Not calibrated in {len(bad)} of {len(tested)} {kind}: {places}.")
         elif len(tested) > 1:
             said.append(f"None of the {len(tested)} {kind} stands out.")
@@ -143,11 +143,14 @@ def between(measure: Json) -> str:
     return f" (95 % interval {measure['low']:.2f} to {measure['high']:.2f})"
 
 
-def place(name: str, measures: Json) -> str:
-    """A site or group with what is wrong there."""
+def place(name: str, measures: Json, several: bool) -> str:
+    """A site or group with what is wrong there.
+
+    Of several classes there is no level to be wrong: over all of them, as many events are observed as are predicted.
+    """
     ratio, slope = measures["oe_ratio"], measures["calibration_slope"]
     parts = []
-    if ratio["low"] is not None and not ratio["low"] <= 1 <= ratio["high"]:
+    if not several and ratio["low"] is not None and not ratio["low"] <= 1 <= ratio["high"]:
         level = "low" if ratio["value"] > 1 else "high"
         parts.append(f"too {level}, {ratio['value']:.2f} events for each one predicted")
     if slope["low"] is not None and not slope["low"] <= 1 <= slope["high"]:

@@ -49,7 +49,9 @@ def check_array(values: Any, what: str) -> Array:
     if array.dtype.kind in "bc":
         raise FedCalError(f"{what} must hold real numbers, not {array.dtype}")
     if array.dtype.kind not in NUMBERS:
-        raise FedCalError(f"{what} must be a numeric array or tensor, not {type(values).__name__}: of {array.dtype}")
+        raise FedCalError(
+            f"{what} must be a numeric array or tensor, not one of {array.dtype}: convert it, as by .astype(float)"
+        )
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # tensors know no longer ones
         return array.astype(float)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -86,7 +88,12 @@ def two_columns(scores: Any, probs: bool) -> Any:
     return xp.stack([1 - one if probs else xp.zeros_like(one), one], 1)
 
 
-def check_logits(values: Any) -> Array:
+def by_index(row: int) -> str:
+    """A row in words, as arrays count them: from 0."""
+    return f"row {row}"
+
+
+def check_logits(values: Any, name_row: Callable[[int], str] = by_index) -> Array:
     """(N, K) finite numbers, no two in a row further apart than SPREAD (those beyond are moved up to it)."""
     logits = check_matrix(values, "logits")
     low, high = (float(logits.min()), float(logits.max())) if logits.size else (0.0, 0.0)  # NaN shows in both
@@ -94,7 +101,7 @@ def check_logits(values: Any) -> Array:
         bad = (~np.isfinite(logits)).any(1)
         row = int(bad.argmax())
         raise FedCalError(
-            f"logits must be finite: row {row} holds NaN or infinity ({counted(int(bad.sum()), 'such row')})"
+            f"logits must be finite: {name_row(row)} holds NaN or infinity ({counted(int(bad.sum()), 'such row')})"
         )
     with np.errstate(over="ignore"):  # what overflows is moved up
         return logits if max(-low, high) <= SPREAD else within_spread(logits)
@@ -111,7 +118,7 @@ def within_spread(logits: Any) -> Any:
     return xp.where(far, xp.clip(rows, -SPREAD, None), logits)
 
 
-def check_probs(values: Any, what: str = "probs") -> Array:
+def check_probs(values: Any, what: str = "probs", name_row: Callable[[int], str] = by_index) -> Array:
     """(N, K) probabilities: within [0, 1], each row adding up to 1; P(class 1) alone as two columns."""
     probs = check_matrix(values, what, probs=True)
     if not len(probs):
@@ -121,14 +128,14 @@ def check_probs(values: Any, what: str = "probs") -> Array:
     off = np.abs(sums - 1) > ROW_SUM_TOLERANCE
     if not np.isfinite(float(sums.sum())):
         row = int((~np.isfinite(sums)).argmax())
-        raise FedCalError(f"{what} must be finite: row {row} holds NaN or infinity")
+        raise FedCalError(f"{what} must be finite: {name_row(row)} holds NaN or infinity")
     if low < 0 or high > 1 + 1e-6 or off.any():
         if off.any():
-            fault = f"row {int(off.argmax())} sums to {float(sums[off][0]):.4g}"
+            fault = f"{name_row(int(off.argmax()))} sums to {float(sums[off][0]):.4g}"
         else:  # the last of a row's bad values: the given one, where P(class 1) alone was given
             bad = (probs < 0) | (probs > 1 + 1e-6)
             row = int(bad.any(1).argmax())
-            fault = f"row {row} holds {float(probs[row][bad[row]][-1]):.4g}"
+            fault = f"{name_row(row)} holds {float(probs[row][bad[row]][-1]):.4g}"
         raise FedCalError(f"{what} are not probabilities ({fault}): if they are logits, pass softmax(logits)")
     return probs
 
@@ -139,12 +146,12 @@ def log_probs(probs: Any) -> Any:
     return xp.log(xp.clip(double(probs), SMALLEST, None))
 
 
-def as_logits(values: Any, probs: bool | None = False) -> Array:
+def as_logits(values: Any, probs: bool | None = False, name_row: Callable[[int], str] = by_index) -> Array:
     """Scores as (N, K) logits: the one definition of what logits and probabilities are taken as.
 
     Logits stay of the type they came in, which saves memory; the logarithms of probabilities are float64.
     """
-    return log_probs(check_probs(values)) if probs else check_logits(values)
+    return log_probs(check_probs(values, name_row=name_row)) if probs else check_logits(values, name_row)
 
 
 def check_kind(probs: Any) -> bool | None:

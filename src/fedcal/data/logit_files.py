@@ -24,6 +24,7 @@ import numpy as np
 from fedcal.base.arrays import Array
 from fedcal.base.checks import (
     as_logits,
+    by_index,
     check_labels,
     check_labels_alone,
     check_shown,
@@ -33,8 +34,10 @@ from fedcal.base.checks import (
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import MOST_BYTES, write_bytes
 from fedcal.data.columns import KINDS, Kind
-from fedcal.data.readers import pyarrow, read_content
+from fedcal.data.readers import below_header, pyarrow, read_content
 from fedcal.errors import FedCalError, error_context, unknown
+
+LOGITS, PROBS = "logits (columns logit_0 …)", "probs (columns p_0 …; two classes: p)"
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES
     with error_context(path):
         held = read_content(path, kind, most_bytes, columns)
         meant = kind or KINDS[held.name]
-        logits = _as_logits(held.scores, meant, sure=kind is not None)
+        name_row = below_header if path.suffix.lower() == ".csv" else by_index
+        logits = _as_logits(held.scores, meant, kind is not None, name_row)
         if not len(logits):
             raise FedCalError("no samples: leave this site out")
         labels, sites = _column(held.labels, "labels", len(logits)), _column(held.sites, "sites", len(logits))
@@ -192,14 +196,14 @@ def _column(values: Any, what: str, n: int) -> np.ndarray | None:
     return column.astype(np.int64) if whole else column
 
 
-def _as_logits(scores: Any, kind: Kind, sure: bool) -> Array:
+def _as_logits(scores: Any, kind: Kind, sure: bool, name_row: Callable[[int], str]) -> Array:
     """Logits, in the type they came in; those that read as probabilities are refused unless the user is sure."""
     try:
-        logits = as_logits(scores, kind == "probs")
+        logits = as_logits(scores, kind == "probs", name_row)
     except FedCalError as error:
-        raise FedCalError(str(error).replace("pass softmax(logits)", "name them logits")) from None
+        raise FedCalError(str(error).replace("pass softmax(logits)", f"name them {LOGITS}")) from None
     if kind == "logits" and not sure and look_like_probs(logits):
-        raise FedCalError("logits look like probabilities (every row sums to 1): name them probs, or pass --logits")
+        raise FedCalError(f"logits look like probabilities (every row sums to 1): name them {PROBS}, or pass --logits")
     return logits
 
 

@@ -187,13 +187,18 @@ def _csv(path: Path, kind: Kind | None, most_bytes: int, others: Sequence[str]) 
         if isinstance(error, UnicodeDecodeError):
             raise FedCalError(f"it is not text in UTF-8 (byte {error.start}): save it as CSV in UTF-8") from None
         if (found := BAD_CELL.match(str(error))) and int(found[3]) <= len(header):
-            raise FedCalError(_about_cell(found[1], int(found[2]) + 1, header[int(found[3]) - 1])) from None
+            raise FedCalError(_about_cell(found[1], int(found[2]), header[int(found[3]) - 1])) from None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else reason_of(error)
         raise FedCalError(f"cannot be read as CSV ({reason})") from None
 
 
+def below_header(row: int) -> str:
+    """A row of a table in words, as people count them."""
+    return f"row {row + 1} below the header"
+
+
 def _about_cell(value: str, row: int, column: str) -> str:
-    where = f"row {row} below the header, column {column}"
+    where = f"{below_header(row)}, column {column}"
     if not value.strip():
         return f"{where}: the cell is empty: fill it in, or leave the row out"
     return f"{where}: {value!r} is not a number (a column of labels must be named label, one of sites site)"

@@ -74,7 +74,7 @@ def check_reply(
         FedCalError: one line that names the client and the reason.
     """
     if reply.to != request.digest:
-        raise FedCalError(f"{client} replies to another request than that of round {request.round}: ask it again")
+        raise FedCalError(f"{client} replies to another request than that of round {request.round}")
     if known and known.n not in (None, reply.n):
         raise FedCalError(f"{client} declares {reply.n} samples, but {known.n} in the round before")
     if not reply.content and reply.n == 0:

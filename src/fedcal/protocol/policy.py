@@ -25,7 +25,7 @@ from fedcal.exact.private_query import PrivateQuery
 from fedcal.methods import Method, get_method, spec_of
 from fedcal.methods.method import Stage
 from fedcal.protocol.messages import Request
-from fedcal.protocol.privacy import Privacy
+from fedcal.protocol.privacy import Privacy, check_privacy
 from fedcal.protocol.scaler import Scaler
 
 LARGEST = 1 << 20  # bytes of a policy file
@@ -103,8 +103,7 @@ class Policy:
         for name, low in {"min_count": 1, "max_rounds": 1, "max_restarts": 0, "max_bins": 1}.items():
             if getattr(self, name) is not None:
                 check_whole(getattr(self, name), name, low=low)
-        if self.privacy is not None and not isinstance(self.privacy, Privacy):
-            raise FedCalError(f"privacy must be a Privacy, not {self.privacy!r}")
+        check_privacy(self.privacy)
         if self.privacy:
             self.privacy.check_own()
 

@@ -244,6 +244,13 @@ class Privacy:
 
 
 @cache
+def check_privacy(value: Any) -> Privacy | None:
+    """What a user gives as `privacy`, if it is a `Privacy` or None."""
+    if value is not None and not isinstance(value, Privacy):
+        raise FedCalError(f"privacy must be a Privacy, not {value!r}: give fedcal.Privacy(epsilon=4), for example")
+    return value
+
+
 def _noise_multiplier(epsilon: float, delta: float) -> float:
     """The least noise of one Gaussian release of sensitivity 1 that is (ε, δ)-private."""
     dp, rdp = _accountants()

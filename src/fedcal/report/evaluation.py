@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +169,15 @@ def _tile(measures: Json, key: str, before: Json | None) -> dict[str, str]:
 
 def _forest(result: Evaluation, key: str, reference: float | None, log: bool) -> Markup:
     """One measure of all samples, of every site with the summary over sites, and of every group."""
-    rows: list[tuple[str, Json]] = [("All sites", result.pooled[key])]
-    rows += [(name, one[key]) for name, one in list(result.sites.items())[:MOST]] if len(result.sites) > 1 else []
+
+    def shown(some: Iterable[tuple[str, Json]]) -> list[tuple[str, Json]]:
+        return [(name, {**one[key], "hidden": bool(one.get("hidden"))}) for name, one in some]
+
+    rows = shown([("All sites", result.pooled)])
+    rows += shown(list(result.sites.items())[:MOST]) if len(result.sites) > 1 else []
     if key in result.spread and result.spread[key]["sites"] > 2:  # two sites tell next to nothing about a third
         rows.append(("a new site (95 %)", result.spread[key]["prediction"]))
-    rows += [(name, one[key]) for name, one in result.groups.items()]
+    rows += shown(result.groups.items())
     label = f"{NAMES[key]} of all sites, of each site and of each group, with 95 % intervals"
     return inline(plot_forest(rows, NAMES[key], reference, log), f"forest-{key}", label)
 

@@ -58,7 +58,8 @@ def plot_forest(
     """Draw one measure of several sets of samples: a dot with its 95 % interval in each row.
 
     Args:
-        rows: names and estimates; an estimate with only `low` and `high` is a range without a value.
+        rows: names and estimates; an estimate with only `low` and `high` is a range without a value, and one without any of
+            them says whether it is `hidden`.
         title: the measure.
         reference: the value of a calibrated model, as a line.
         log: whether the scale is logarithmic.
@@ -77,7 +78,7 @@ def plot_forest(
                 ax.plot([low, high], [y, y], color=colour, linewidth=1.2)
         elif value is None:
             spot = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 7.5, "color": MUTED}
-            ax.text(0.08, y, "too few samples", **spot)
+            ax.text(0.08, y, "hidden" if one.get("hidden") else "no value", **spot)
         if value is not None:
             ax.plot([value], [y], "o" if y else "D", color=colour, markersize=4)
     known = floats([end for _, one in rows for end in (one.get("low"), one.get("high"), one.get("value"))])

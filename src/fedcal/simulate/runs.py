@@ -285,7 +285,7 @@ def check_folder(folder: Path, config: Config, resume: bool, overwrite: bool) ->
             raise FedCalError(f"{folder} was run on other data ({value}; these are {config.data}): give the same again")
         if name not in MACHINE and value != (mine := getattr(config, name)):
             raise FedCalError(
-                f"{folder} was run with {name}={value!r}, not {mine!r}: leave it out, or use another folder"
+                f"{folder} was run with {name}={value!r}, not {mine!r}: give {value!r} again, or use another folder"
             )
 
 

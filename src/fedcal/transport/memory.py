@@ -22,7 +22,7 @@ from fedcal.methods import DEFAULT, Method, get_method
 from fedcal.methods.fed_head import with_features_of
 from fedcal.protocol.client import Client
 from fedcal.protocol.messages import Reply, Request
-from fedcal.protocol.privacy import Privacy
+from fedcal.protocol.privacy import Privacy, check_privacy
 from fedcal.protocol.scaler import Scaler
 from fedcal.protocol.server import Server
 from fedcal.transport.features import feature_clients
@@ -90,7 +90,7 @@ def calibrate(
         >>> own = scaler.predict_proba(3 * z[0], client="north")  # by a site's personal scaler
     """
     chosen = get_method(method, **options)
-    kind = check_kind(probs)
+    kind, privacy = check_kind(probs), check_privacy(privacy)
     if chosen.takes == "features" or head is not None or train is not None:
         return _calibrate_features(chosen, clients, train, head, classes, rounds, seed, stream, kind, privacy)
     if stream:

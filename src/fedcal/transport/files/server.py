@@ -218,8 +218,9 @@ def _read_replies(federation: ServerFolder, paths: Sequence[Path]) -> dict[str, 
             raise FedCalError(f"{path}: {error}; {_without(site)}") from None
     if missing := [site for site in sites if site not in found]:
         number = federation.server.ledger.rounds + 1
+        them, options = "them" if len(missing) > 1 else "it", " ".join(f"--without {site}" for site in missing)
         raise FedCalError(
-            f"round {number}: no reply from {', '.join(missing)}; wait for it, or continue with --without {missing[0]}"
+            f"round {number}: no reply from {', '.join(missing)}: wait for {them}, or continue without ({options})"
         )
     if far := outliers(found, server.plan.method.additive, server.known):
         site, reason = next(iter(far.items()))

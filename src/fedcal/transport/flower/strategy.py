@@ -27,6 +27,7 @@ from fedcal.measure.views import Measured
 from fedcal.methods import DEFAULT, get_method, method_to_json, spec_of
 from fedcal.methods.robust import Robust
 from fedcal.protocol import Privacy, Scaler, Server
+from fedcal.protocol.privacy import check_privacy
 from fedcal.protocol.wire import pack_request
 from fedcal.transport.flower.checkpoint import Checkpoint
 from fedcal.transport.flower.checks import bad_metrics, bad_models
@@ -94,6 +95,7 @@ class CalibratedStrategy(Strategy):
             raise FedCalError(
                 f"{chosen.name} does not only add, as secure aggregation does: choose fedcal-plus or fed-ts"
             )
+        privacy = check_privacy(privacy)
         if privacy and privacy.where == "distributed" and not secure:
             raise FedCalError("distributed noise hides a node only within a total: give secure=True too (--secure)")
         if privacy:
