@@ -249,3 +249,16 @@ def test_states_that_were_changed_are_refused(federation, tmp_path, change, tens
     (tmp_path / "state").write_bytes(pack(tensors | dict([tensor] if tensor else []), about | change))
     with pytest.raises(fedcal.FedCalError, match=words):
         fedcal.Monitor.load(tmp_path / "state")
+
+
+def test_evidence_far_below_any_doubt_gives_a_verdict(federation, tmp_path):
+    """No batch comes to so little evidence, but a state that was changed may hold it."""
+    scaler, samples = federation
+    monitor = fedcal.Monitor(scaler)
+    monitor.add(monitor.sums(scaler, "south", "w0", *samples["south"]))
+    monitor.save(tmp_path / "state")
+    tensors, about = unpack((tmp_path / "state").read_bytes())
+    little = {name: np.full_like(value, -1e6) for name, value in tensors.items() if name.endswith("/curve")}
+    (tmp_path / "state").write_bytes(pack(tensors | little, about))
+    found = fedcal.Monitor.load(tmp_path / "state").verdict().findings
+    assert little and all(not one.drifted and one.chance == 1 for one in found)

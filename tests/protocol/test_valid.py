@@ -81,6 +81,19 @@ BAD: dict[str, tuple[str, Callable[[Tensors, dict[str, Any]], Any], str]] = {
         lambda t, _: t.update({"personal/a/shift": np.zeros(2)}),
         "client a: fedcal-plus gives a client no shift of that shape",
     ),
+    "a scale beyond measure": (
+        "fed-vector",
+        lambda t, _: t["global/vector"].put([0, 2], [1e308, 1e100]),
+        "'vector' holds numbers that no fit gives",
+    ),
+    "a matrix beyond measure": ("fed-matrix", lambda t, _: t["global/matrix"].fill(1e300), "'matrix' holds numbers"),
+    "a shift beyond measure": ("fed-bias", lambda t, _: t["global/bias"].put(0, -5e306), "'bias' holds numbers"),
+    "a slope beyond measure": (
+        "lr-ts",
+        lambda t, _: t["global/weight"].put([1, 2], [1.7e308, -1e308]),
+        "'weight' holds numbers that no fit gives",
+    ),
+    "a net of numbers beyond measure": ("fed-op", lambda t, _: t["global/w1"].fill(1e300), "'w1' holds numbers"),
     "a field more": ("avg-t", lambda _, a: a.update(more=1), "should have no 'more'"),
     "probs a number": ("avg-t", lambda _, a: a.update(probs=1), "probs should be true or false"),
 }
@@ -89,8 +102,8 @@ BAD: dict[str, tuple[str, Callable[[Tensors, dict[str, Any]], Any], str]] = {
 @pytest.mark.parametrize("case", BAD.values(), ids=BAD.keys())
 def test_scalers_that_no_fit_gives(case: tuple[str, Any, str], tmp_path: Path) -> None:
     method, edit, words = case
-    if method.startswith("fedcal-small"):
-        method = spec_of("fedcal-small")
+    if method in ("fedcal-small", "fed-op", "lr-ts"):
+        method = spec_of(method)
     path = saved(tmp_path, method, edit)
     with pytest.raises(FedCalError) as error:
         Scaler.load(path)

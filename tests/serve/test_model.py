@@ -166,6 +166,17 @@ def test_onnx_of_probabilities(flat, tmp_path):
     assert export_onnx(several, inputs(4, 100.0), tmp_path / "several.onnx") <= 1e-5  # some of them are 0
 
 
+@pytest.mark.parametrize("name", ["lr-ts:rounds=1", "fed-matrix"])
+def test_a_scaler_whose_arrays_are_float32(name):
+    """A file may hold them: NumPy multiplies them with float64, torch refuses to."""
+    scaler = fedcal.calibrate([site(200, 0), site(150, 1)], name)
+    stored = replace(scaler, params={part: value.astype(np.float32) for part, value in scaler.params.items()})
+    stored.personal = {}
+    x = site(20, 2)[0]
+    found = CalibratedModel(nn.Identity(), stored)(x)
+    np.testing.assert_allclose(found, stored.predict_proba(x), atol=1e-12)
+
+
 def test_refusals():
     calibration = fitted("avg-t")
     cases = {

@@ -427,6 +427,8 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "start with no rounds": (lambda: None, START + " --method uncal", "asks the sites nothing"),
     "start with no such option": (lambda: None, START + " --method fed-ts:x=1", "unknown option 'x'"),
     "sites of one name": (lambda: None, "server start new --classes 3 --sites a,a", "different names"),
+    "site a round": (lambda: None, "server start new --classes 3 --sites Round-0,b", "the server's own files"),
+    "site a request": (lambda: None, "server start new --classes 3 --sites a,request", "the server's own files"),
     "site a path": (lambda: None, "server start new --classes 3 --sites ../a", "cannot name a site"),
     "one class": (
         lambda: None,

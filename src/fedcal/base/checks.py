@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import math
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -278,6 +279,8 @@ def check_value(what: str, value: Any, hint: Any, rules: Mapping[str, Any]) -> N
         return
     if not isinstance(value, int | float if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
         raise FedCalError(f"{what} must be {kind.__name__}, not {value!r}")
+    if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise FedCalError(f"{what} must be a number that a float can hold: give a smaller one")
     for rule, bound in rules.items():
         holds, words = RULES[rule]
         if not holds(value, bound):

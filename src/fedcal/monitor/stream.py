@@ -75,7 +75,7 @@ class Stream:
             curve[-1],
             max(curve),
             alarm is not None,
-            min(1.0, math.exp(-max(curve))),
+            math.exp(-max(0.0, *curve)),
             None if begins is None else self.names[begins],
             None if alarm is None else self.names[alarm],
             cause,

@@ -25,6 +25,7 @@ from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
 from fedcal.protocol.plausible import Claim, check_plausible, check_size
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
+LONGEST_NAME = 200  # bytes of a site's name: with a round's number it must still be a file's name
 HEADER = 1 << 20  # bytes that a message may be larger than its tensors
 Who = TypeVar("Who")
 SAMPLES = 1 << 30  # bytes of a client's samples at most, where a method sends them
@@ -219,4 +220,6 @@ def check_client_name(name: str) -> str:
         or not name.isprintable()
     ):
         raise FedCalError(f"{name!r} cannot name a site: use letters, digits, - and _")
+    if len(name.encode()) > LONGEST_NAME:
+        raise FedCalError(f"{name[:20]!r}… cannot name a site: a name has at most {LONGEST_NAME} bytes")
     return name

@@ -94,7 +94,7 @@ class Policy:
     privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.methods, str) or not all(isinstance(spec, str) for spec in self.methods):
+        if not isinstance(self.methods, list | tuple) or not all(isinstance(spec, str) for spec in self.methods):
             raise FedCalError(f"methods must be a list of names, not {self.methods!r}")
         object.__setattr__(self, "methods", tuple(self.methods))
         for spec in self.methods:

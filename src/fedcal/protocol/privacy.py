@@ -243,7 +243,6 @@ class Privacy:
         return {VALUES: steps * self.grid(query)}
 
 
-@cache
 def check_privacy(value: Any) -> Privacy | None:
     """What a user gives as `privacy`, if it is a `Privacy` or None."""
     if value is not None and not isinstance(value, Privacy):
@@ -251,6 +250,7 @@ def check_privacy(value: Any) -> Privacy | None:
     return value
 
 
+@cache
 def _noise_multiplier(epsilon: float, delta: float) -> float:
     """The least noise of one Gaussian release of sensitivity 1 that is (ε, δ)-private."""
     dp, rdp = _accountants()

@@ -14,7 +14,7 @@ import numpy as np
 from fedcal.base.arrays import Array, Params, softmax
 from fedcal.base.codec import check_finite
 from fedcal.base.conformal import LEVELS
-from fedcal.base.query import Query
+from fedcal.base.query import Query, magnitude
 from fedcal.base.schema import (
     COUNT,
     NAME,
@@ -44,7 +44,8 @@ from fedcal.methods.sets import COUNTS, GLOBAL, NAMES, PERSONAL, SPREAD, SetScor
 from fedcal.protocol.messages import MOST_CLASSES
 
 SCALER = 2  # schema of scaler files
-LARGEST_HEAD = 1e150  # a weight of a model's last layer: times the largest feature it is still a number
+LARGEST = 1e150  # a parameter that logits or features are multiplied with: times the largest one it is still a number
+LARGEST_IN_NET = 1e60  # the same of a net, whose three layers are multiplied with one another
 PRIOR_SHIFT = {"prior", "alpha", "strengths"}  # what clients shift by
 CLIENT = Text(any=True)
 SHARE = Number(0, 1.001)  # of a privacy budget; shares are added up with rounding
@@ -131,6 +132,10 @@ def _rising(value: Array) -> bool:
     return bool((np.diff(value, axis=1) >= 0).all())
 
 
+def _of_size(most: float) -> Callable[[Array], bool]:
+    return lambda value: magnitude(value) <= most
+
+
 def _distribution(value: Array) -> bool:
     return bool((value >= 0).all()) and abs(float(value.sum()) - 1) < 1e-6
 
@@ -143,8 +148,8 @@ BOUNDS: dict[str, Callable[[Array], bool]] = {  # what holds of a tensor of this
     "strengths": _distribution,
     "alpha": lambda value: bool(value > 0),
     "least": lambda value: bool((value >= 0) & (value <= 1)),
-    "model_weight": lambda value: bool((np.abs(value) <= LARGEST_HEAD).all()),
-    "model_bias": lambda value: bool((np.abs(value) <= LARGEST_HEAD).all()),
+    **dict.fromkeys((*FAMILIES, "weight", "head", "model_weight", "model_bias"), _of_size(LARGEST)),
+    **dict.fromkeys(("w1", "b1", "w2", "b2", "w3", "b3"), _of_size(LARGEST_IN_NET)),
 }
 
 

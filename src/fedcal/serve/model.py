@@ -114,7 +114,8 @@ class ScalerModule(nn.Module):
         personal = scaler.personal_of(client)
         for prefix, params in (("global", scaler.params), ("personal", personal)):
             for name, value in params.items():
-                self.register_buffer(f"{prefix}_{name}", tensor(value).clone())
+                # Some are float32, as nets are trained; unlike NumPy, torch multiplies no two types.
+                self.register_buffer(f"{prefix}_{name}", tensor(value).to(torch.float64, copy=True))
         self.names = {"global": list(scaler.params), "personal": list(personal)}
 
     def rows(self, scores: Tensor) -> Tensor:

@@ -414,6 +414,28 @@ def test_a_round_that_is_in_the_log_alone_is_not_told_twice(tmp_path):
     assert again.report()["bytes_up"] == whole.report()["bytes_up"]
 
 
+def test_rounds_of_another_run_are_not_taken_for_this_ones(tmp_path):
+    """An earlier run was killed while it deleted its checkpoint: the rounds that are left are of another model."""
+    config, folder = config_of("heart", "fed-ts"), tmp_path / "checkpoint"
+    whole, model = flower(config, grid_of(config))
+    with pytest.raises(SystemExit):
+        flower(config, grid_of(config, killing(4 * (ROUNDS + 3))), folder=tmp_path)
+    theirs = {path: path.read_bytes() for path in folder.glob("round-*")}
+    (folder / "training.safetensors").unlink()
+    with pytest.raises(SystemExit):
+        flower(config, grid_of(config, killing(6)), folder=tmp_path)
+    assert theirs and not list(folder.glob("round-*"))
+    for path, data in theirs.items():  # put back by hand
+        path.write_bytes(data)
+    with pytest.raises(FedCalError, match="the rounds belong to another federation"):
+        flower(config, grid_of(config), folder=tmp_path)
+    for path in theirs:
+        path.unlink()
+    again, arrays = flower(config, grid_of(config), folder=tmp_path)
+    assert distance(again.scaler.params, whole.scaler.params) == 0
+    assert distance(arrays.to_torch_state_dict(), model.to_torch_state_dict()) == 0
+
+
 def test_a_node_that_is_gone_when_the_server_comes_back_is_dropped(tmp_path):
     """The sums of earlier rounds are of all four: the fit begins again with those that are left."""
     config = config_of("heart", "fed-bias")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from fedcal.protocol.checks import check_bytes, check_client_name, outliers
 from fedcal.protocol.wire import pack_request, plan_from_json, plan_to_json, unpack_reply
 from fedcal.transport.journal import Journal
 
+OWN = re.compile(r"request|round-\d+", re.IGNORECASE)  # SITE-0001.safetensors would be a request, or a round
 FEDERATION = Record({"sites": ListOf(NAME)}, open=True)  # `plan_from_json` checks the rest
 
 
@@ -82,6 +84,10 @@ def start(folder: Path, method: str, classes: int | list[Any], sites: Sequence[s
         raise FedCalError(f"{chosen.name} asks the sites nothing: choose another method, or its option rounds=N")
     for site in sites:
         check_client_name(site)
+        if OWN.fullmatch(site):
+            raise FedCalError(
+                f"{site!r} cannot name a site: its replies would have the names of the server's own files"
+            )
     if not sites or len(set(sites)) < len(sites):
         raise FedCalError(f"sites must have different names, not {','.join(sites)!r}: --sites siteA,siteB")
     with locked(folder, "fedcal server start"):

@@ -83,6 +83,7 @@ class Checkpoint:
         """
         path = self.folder / "training.safetensors"
         if not path.exists():  # nodes keep to the federation that asks first: its name must outlive a kill in any round
+            self._journal.clear()  # of an earlier run, killed while it deleted its checkpoint: not of this federation
             self.save_training(0, model, server, nodes)
             return 0, model
         tensors, about = read_tensors(path)
@@ -99,7 +100,10 @@ class Checkpoint:
         except FedCalError as error:
             raise FedCalError(f"{self.folder}: {error}: delete it, or use another folder") from None
         put_back(self.inner, unnest("inner", tensors), about["inner"])
+        federation = server.plan.federation
         self._journal.load(server)
+        if server.plan.federation != federation:
+            raise FedCalError(f"{self.folder}: the rounds belong to another federation: delete it")
         done = about["training"]
         # The log is written first: a round that it has and the other files have not is run again.
         last = {"training": done, "calibration": server.ledger.rounds, "evaluation": -1}
