@@ -243,6 +243,7 @@ def test_one_score_and_few_samples():
 BAD = {
     "groups of other length": ({"groups": [["f"] * 9]}, "site 0: 9 groups for 100 samples"),
     "groups of another site": ({"groups": {"x": ["f"] * 100}}, "unknown site 'x'"),
+    "groups without their list": ({"groups": ["f"] * 100}, "each of the sites .1., not 100"),
     "too many groups": ({"groups": [list(range(100))]}, "more than 50 values"),
     "missing groups": ({"groups": [[None] * 100]}, "site 0: groups must be"),
     "groups that are no list": ({"groups": 3}, "groups must be a mapping"),
