@@ -99,6 +99,7 @@ LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
     "classes too few": (lambda: calibrate(classes=["a", "b"]), "classes must be a list of 3 different labels"),
     "classes a string": (lambda: calibrate(classes="abc"), "classes must be a list of 3 different labels"),
     "classes a number": (lambda: calibrate(classes=3), "classes must be a list of 3 different labels"),
+    "classes of truths and numbers": (lambda: calibrate(classes=[True, False, 2]), "True and False among numbers"),
     "classes alike": (lambda: calibrate(classes=["a", "b", "a"]), "classes must be a list of 3 different labels"),
     "probs an array": (lambda: calibrate(probs=PROBS), "probs must be True or False"),
     "logits said to be probs": (lambda: calibrate(probs=True), "client 0: probs are not probabilities"),

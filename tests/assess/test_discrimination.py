@@ -104,7 +104,7 @@ def test_extremes_and_undefined():
 def test_decisions_by_hand():
     x, y = draw(400)
     p, whole = expit(x), sums(x, y)
-    for one in Decisions.at(whole, 0, CURVE[[9, 29, 49, 89]]):
+    for one in (Decisions.at(whole, 0, t) for t in CURVE[[9, 29, 49, 89]]):
         t = one.threshold
         true, false = ((p >= t) & (y == 1)).sum(), ((p >= t) & (y == 0)).sum()
         found = one.measures()
@@ -117,7 +117,15 @@ def test_decisions_by_hand():
         assert all(one.low <= one.value <= one.high for one in found.values())
 
 
+def test_several_thresholds_are_as_one_by_one():
+    whole = sums(*draw(60))
+    several, alone = Decisions.at(whole, 0, CURVE), [Decisions.at(whole, 0, t) for t in CURVE]
+    for name, found in several.measures(min_count=5).items():
+        np.testing.assert_array_equal(np.transpose(found), [one.measures(min_count=5)[name] for one in alone])
+    np.testing.assert_array_equal(several.treat_all(), [one.treat_all() for one in alone])
+
+
 def test_few_decisions_are_hidden():
     x = np.append(np.full(50, -2.0), [3.0, 3.0])
-    one = Decisions.at(sums(x, [0] * 50 + [1, 1]), 0, [0.5])[0]
+    one = Decisions.at(sums(x, [0] * 50 + [1, 1]), 0, 0.5)
     assert one.measures()["ppv"].value == 1 and np.isnan(one.measures(min_count=5)["ppv"].value)

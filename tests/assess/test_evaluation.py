@@ -171,6 +171,18 @@ def test_small_cells_and_those_that_would_give_them_away_are_hidden():
     assert all("hidden" in one for site in found.site_groups.values() for one in site.values())
 
 
+def test_hiding_a_class_of_few_samples_changes_no_other_result():
+    z, y = classes(400, 4)
+    y[y == 3] = 0
+    y[:3] = 3
+    whole, some = (fedcal.evaluate([(z, y)], min_count=least, probs=False) for least in (0, 5))
+    assert some.pooled["classes"]["3"]["hidden"] and "hidden" not in whole.pooled["classes"]["3"]
+    for name in ("ici", "e50", "e90", "brier_calibration", "brier_discrimination"):
+        assert some.pooled[name] == whole.pooled[name]
+        shown = [k for k in "012" if "hidden" not in some.pooled["classes"][k]]
+        assert shown and all(some.pooled["classes"][k][name] == whole.pooled["classes"][k][name] for k in shown)
+
+
 def test_what_hidden_cells_hold_together_is_not_small_either():
     """Two groups of three samples, of which the total less the third group would tell."""
     x, y = draw(400, 1)
@@ -231,6 +243,7 @@ def test_one_score_and_few_samples():
 BAD = {
     "groups of other length": ({"groups": [["f"] * 9]}, "site 0: 9 groups for 100 samples"),
     "groups of another site": ({"groups": {"x": ["f"] * 100}}, "unknown site 'x'"),
+    "groups without their list": ({"groups": ["f"] * 100}, "each of the sites .1., not 100"),
     "too many groups": ({"groups": [list(range(100))]}, "more than 50 values"),
     "missing groups": ({"groups": [[None] * 100]}, "site 0: groups must be"),
     "groups that are no list": ({"groups": 3}, "groups must be a mapping"),

@@ -18,6 +18,17 @@ def test_wilson_is_statsmodels():
         assert wilson(part, whole)[1:] == pytest.approx(proportion_confint(part, whole, method="wilson"), abs=1e-12)
 
 
+def test_many_proportions_at_once_are_as_one_by_one():
+    part, whole = np.array([0, 3, 10, 0]), np.array([10, 10, 10, 0])
+    found = wilson(part, whole)
+    np.testing.assert_array_equal(np.transpose(found), [wilson(*one) for one in zip(part, whole, strict=True)])
+    several = difference(found, wilson(part[::-1] // 2, 10), np.arange(4.0))
+    for i in range(3):
+        alone = difference(wilson(part[i], whole[i]), wilson(part[3 - i] // 2, 10), float(i))
+        np.testing.assert_array_equal([end[i] for end in several], alone)
+    assert np.isnan([end[3] for end in several]).all()
+
+
 def test_a_mean_without_skewness_has_students_interval():
     v = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
     found = mean(5, v.sum(), (v**2).sum(), (v**3).sum())
@@ -30,7 +41,7 @@ def test_a_mean_without_skewness_has_students_interval():
 
 def test_a_difference_of_shares_is_close_to_walds_where_samples_are_many():
     n, a, b, w = 100_000, 0.3, 0.2, 0.25
-    found = difference(wilson(a * n, n), wilson(b * n, n), w, n)
+    found = difference(wilson(a * n, n), wilson(b * n, n), w)
     error = np.sqrt((a + w * w * b - (a - w * b) ** 2) / n)
     assert found == pytest.approx((a - w * b, a - w * b - 1.96 * error, a - w * b + 1.96 * error), abs=1e-4)
 

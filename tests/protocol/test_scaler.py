@@ -1,6 +1,7 @@
 """Scalers: a short repr, names and classes; what is saved comes back, and damage is told in one line."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -93,3 +94,10 @@ def test_damage_is_one_line(changes, tmp_path):
     rewrite(path, **changes)
     with pytest.raises(FedCalError, match="is damaged"):
         Scaler.load(path)
+
+
+def test_an_unknown_client_is_one_sentence():
+    scaler = fedcal.calibrate({"big": ([[2.0, 1.0], [0.0, 1.0]] * 20, [0, 1] * 20)}, "fedcal-plus", probs=False)
+    for name, hint in (("bgi", "did you mean 'big'?"), ("zzz", "choose from big")):
+        with pytest.raises(FedCalError, match=re.escape(f"{hint} (leave it out for the global scaler, or make")):
+            scaler.apply([[1.0, 2.0]], name)

@@ -39,11 +39,19 @@ def normal_draws(columns: int) -> np.ndarray:
     return np.random.default_rng(columns).standard_normal((DRAWS, columns))
 
 
-def curve_errors(points: Points, curve: Curve | None) -> dict[str, Estimate]:
-    """ICI, E50 and E90 (the mean, median and 90 % quantile of |p − curve|), and the mean square, each with its interval."""
+def curve_errors(points: Points, curve: Curve | None, intervals: bool = True) -> dict[str, Estimate]:
+    """ICI, E50 and E90 (the mean, median and 90 % quantile of |p − curve|), and the mean square, each with its interval.
+
+    Args:
+        points: of a class.
+        curve: its calibration curve.
+        intervals: False leaves the intervals out, which take nearly all of the time.
+    """
     if curve is None:
         return dict.fromkeys(ERRORS, UNKNOWN)
     values: dict[str, float] = dict(zip(ERRORS, error_values(points, curve)[0].tolist(), strict=True))
+    if not intervals:
+        return {name: Estimate(value) for name, value in values.items()}
     if np.abs(points.x).min() > HARD:
         return hard_errors(points, values)
 
@@ -51,26 +59,25 @@ def curve_errors(points: Points, curve: Curve | None) -> dict[str, Estimate]:
     x = quantiles(points.x, points.w, (np.arange(PLACES) + 0.5) / PLACES)
     design, p, mass = curve.design(x), expit(x), points.w.sum() / PLACES
     fitted = design @ curve.fit.beta - x
-    here = np.abs(p - expit(x + fitted))
+    here = _statistics(np.abs(p - sigmoid(x + fitted)))
     draws = normal_draws(design.shape[1])
 
     def sample(truth: np.ndarray) -> np.ndarray:
-        """Gaps that would be measured if this curve were the truth."""
+        """Errors that would be measured if this curve were the truth: (measures, draws)."""
         right = expit(truth)
         values, vectors = np.linalg.eigh((design * (mass * right * (1 - right))[:, None]).T @ design)
         root = vectors * np.where(values > 1e-9 * values[-1], 1 / np.sqrt(np.maximum(values, 1e-300)), 0.0)
-        return np.abs(p - expit(truth + draws @ (design @ root).T))
+        return _statistics(np.abs(p - sigmoid(truth + draws @ (design @ root).T)))
 
-    noise = float(sample(x).mean() / max(here.mean(), 1e-12))
+    noise = float(sample(x)[0].mean() / max(here[0], 1e-12))
     ends = []
     for direction in (fitted, curve_shift(x, fitted)):
         shares = _around(noise)
         truths = x + shares[:, None] * direction
-        gaps = np.stack([sample(truth) for truth in truths])
-        exact = np.abs(p - expit(truths))
-        taken = {name: (_statistic(name, gaps), float(_statistic(name, here))) for name in ERRORS}
-        ends.append({n: _ends(_statistic(n, exact), drawn >= measured) for n, (drawn, measured) in taken.items()})
-    return {name: _estimate(float(values[name]), *(one[name] for one in ends)) for name in ERRORS}
+        larger = np.stack([sample(truth) >= here[:, None] for truth in truths], axis=1)
+        exact = _statistics(np.abs(p - sigmoid(truths)))
+        ends.append([_ends(*one) for one in zip(exact, larger, strict=True)])
+    return {name: _estimate(values[name], *both) for name, *both in zip(ERRORS, *ends, strict=True)}
 
 
 def hard_errors(points: Points, values: Mapping[str, float]) -> dict[str, Estimate]:
@@ -102,15 +109,15 @@ def error_values(points: Points, curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     return values, np.array(variance)
 
 
-def _statistic(name: str, gaps: np.ndarray) -> np.ndarray:
-    """A measure of gaps at points of equal mass."""
-    match name:
-        case "ici":
-            return gaps.mean(-1)
-        case "e50" | "e90":
-            place = PLACES // 2 if name == "e50" else PLACES * 9 // 10
-            return np.partition(gaps, place, axis=-1)[..., place]
-    return (gaps**2).mean(-1)
+def _statistics(gaps: np.ndarray) -> np.ndarray:
+    """The measures of gaps at points of equal mass, in the order of `ERRORS`."""
+    ordered = np.sort(gaps, axis=-1)  # faster than looking for two places
+    return np.stack([gaps.mean(-1), ordered[..., PLACES // 2], ordered[..., PLACES * 9 // 10], (gaps**2).mean(-1)])
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(−x)), three times as fast as SciPy's on large arrays."""
+    return 1 / (1 + np.exp(-np.maximum(x, -700.0)))
 
 
 def curve_shift(x: np.ndarray, fitted: np.ndarray) -> np.ndarray:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, psi
 
+from fedcal.assess.disclose import is_small
 from fedcal.assess.intervals import UNKNOWN, Estimate, Z, difference, laplace, on_logit, wilson
 from fedcal.assess.sums import TIED, ScoreSums
 
@@ -129,37 +130,34 @@ def auprc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What deciding at a threshold does: samples at or above it count as positive."""
+    """What deciding at a threshold, or at each of several, does: samples at or above it count as positive."""
 
-    threshold: float
-    true_positives: int
-    false_positives: int
+    threshold: Any
+    true_positives: Any
+    false_positives: Any
     positives: int
     negatives: int
 
     @classmethod
-    def at(cls, sums: ScoreSums, row: int, thresholds: Sequence[float] | np.ndarray) -> list[Decisions]:
-        """The counts of a row at some of the thresholds that were counted."""
+    def at(cls, sums: ScoreSums, row: int, threshold: float | np.ndarray) -> Decisions:
+        """The counts of a row at one or several of the thresholds that were counted."""
         negatives, positives = sums.counts(row)
-        return [
-            cls(float(t), int(sums.above[row, 1, i]), int(sums.above[row, 0, i]), positives, negatives)
-            for t, i in zip(thresholds, np.searchsorted(sums.thresholds, thresholds), strict=True)
-        ]
+        false, true = sums.above[row][:, np.searchsorted(sums.thresholds, threshold)]
+        return cls(threshold, true, false, positives, negatives)
 
     @property
-    def odds(self) -> float:
+    def odds(self) -> Any:
         """What a false positive weighs against a true one."""
         return self.threshold / (1 - self.threshold)
 
     def net_benefit(self) -> Estimate:
         """True positives less false ones at the threshold's odds, per sample (Vickers and Elkin 2006)."""
         n = self.positives + self.negatives
-        return difference(wilson(self.true_positives, n), wilson(self.false_positives, n), self.odds, n)
+        return difference(wilson(self.true_positives, n), wilson(self.false_positives, n), self.odds)
 
-    def treat_all(self) -> float:
+    def treat_all(self) -> Any:
         """The net benefit of treating everybody; of treating nobody it is 0."""
-        n = self.positives + self.negatives
-        return (self.positives - self.odds * self.negatives) / n if n else math.nan
+        return (self.positives - self.odds * self.negatives) / ((self.positives + self.negatives) or math.nan)
 
     def measures(self, min_count: int = 0) -> dict[str, Estimate]:
         """Sensitivity, specificity, predictive values and net benefit; unknown where they tell of fewer samples."""
@@ -173,8 +171,8 @@ class Decisions:
             "npv": wilson(correctly_below, n - predicted),
             "net_benefit": self.net_benefit(),
         }
-        few = any(0 < side < min_count for side in (predicted, n - predicted))
-        return dict.fromkeys(found, UNKNOWN) if few else found
+        shown: Any = np.where(is_small(np.stack([predicted, n - predicted]), min_count), math.nan, 1.0)
+        return {name: Estimate(*(shown * part for part in one)) for name, one in found.items()}
 
     def rates(self) -> dict[str, Estimate]:
         """Sensitivity, specificity and predictive values with intervals for a mean over classes."""

@@ -33,6 +33,11 @@ def check_groups(groups: Any, sizes: Mapping[str, int], sites: Any = None) -> di
             raise FedCalError(
                 "groups must be a mapping from the sites' names, or a list in the order of a list of sites"
             )
+        if len(groups) != len(sizes):
+            raise FedCalError(
+                f"groups must be a list with one entry for each of the sites ({len(sizes)}), not {len(groups)}: "
+                "an entry holds the group of each of the site's samples"
+            )
         groups = dict(enumerate(groups))
     given = {str(site): values for site, values in groups.items()}
     for site in given:

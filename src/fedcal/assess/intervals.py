@@ -1,9 +1,12 @@
-"""Confidence intervals in closed form. Every function gives (value, low, high), NaN where it is not defined."""
+"""Confidence intervals in closed form. Every function gives (value, low, high), NaN where it is not defined.
+
+`wilson` and `difference` also take arrays, and then give three arrays.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
@@ -30,13 +33,13 @@ class Estimate(NamedTuple):
 UNKNOWN = Estimate(math.nan)
 
 
-def wilson(part: float, whole: float) -> Estimate:
+def wilson(part: Any, whole: Any) -> Estimate:
     """A proportion by Wilson's score interval."""
-    if whole <= 0:
-        return UNKNOWN
+    whole = np.where(np.asarray(whole) > 0, whole, math.nan)
     share, z2 = part / whole, Z * Z / whole
-    middle, reach = (share + z2 / 2) / (1 + z2), Z * math.sqrt(share * (1 - share) / whole + z2 / whole / 4) / (1 + z2)
-    return Estimate(share, max(0.0, min(middle - reach, share)), min(1.0, max(middle + reach, share)))
+    middle, reach = (share + z2 / 2) / (1 + z2), Z * np.sqrt(share * (1 - share) / whole + z2 / whole / 4) / (1 + z2)
+    low, high = np.minimum(middle - reach, share), np.maximum(middle + reach, share)
+    return Estimate(share, np.maximum(low, 0.0), np.minimum(high, 1.0))
 
 
 def laplace(part: float, whole: float) -> Estimate:
@@ -104,22 +107,21 @@ def _unskewed(t: float, skew: float, n: float) -> float:
     return (float(np.cbrt(1 + a * (t - a / 6))) - 1) / (a / 3)
 
 
-def difference(gain: Estimate, loss: Estimate, weight: float, n: float) -> Estimate:
+def difference(gain: Estimate, loss: Estimate, weight: Any) -> Estimate:
     """gain − weight · loss of two shares of the same samples that exclude each other, from their own intervals (MOVER).
 
     Zou and Donner (2008), with the correlation of multinomial shares.
     """
     a, b = gain.value, loss.value
-    scale = math.sqrt(a * (1 - a) * b * (1 - b))
-    correlation = -a * b / scale if scale > 0 else 0.0
+    scale = np.sqrt(a * (1 - a) * b * (1 - b))
+    correlation = np.where(scale > 0, -a * b / np.where(scale > 0, scale, 1.0), 0.0)
     value = a - weight * b
 
-    def reach(x: float, y: float) -> float:
-        y *= weight
-        return math.sqrt(max(x * x + y * y - 2 * correlation * x * y, 0.0))
+    def reach(x: Any, y: Any) -> Any:
+        y = y * weight
+        return np.sqrt(np.maximum(x * x + y * y - 2 * correlation * x * y, 0.0))
 
-    low = value - reach(a - gain.low, loss.high - b)
-    return Estimate(value, low, value + reach(gain.high - a, b - loss.low)) if n else UNKNOWN
+    return Estimate(value, value - reach(a - gain.low, loss.high - b), value + reach(gain.high - a, b - loss.low))
 
 
 def crossing(at: np.ndarray, values: np.ndarray, level: float, last: bool) -> float:

@@ -58,17 +58,16 @@ def measure(
     curve = Curve.of(points)
     found["smooth_ece"] = smooth_ece(points, curve)
     if sums.n_classes == 2:
-        more, rest = one_class(sums, 0, asked, min_count, points, curve)
-        more = _single(sums, 0, more)
-        about |= rest
+        more = _single(sums, 0, one_class(sums, 0, asked[0], min_count, points, curve))
+        about |= about_class(sums, 0, asked, min_count, points, curve)
     else:
         fits = [_curve(sums, row, detail) for row in range(last)]
-        each = [one_class(sums, row, asked, min_count, *fits[row]) for row in range(last)]
-        more = over_classes(sums, [values for values, _ in each], fits)
+        each = [one_class(sums, row, asked[0], min_count, *fits[row]) for row in range(last)]
+        more = over_classes(sums, each, fits)
         if detail:
             about["classes"] = {
-                name: rest | to_json(_single(sums, row, values))
-                for row, (name, (values, rest)) in enumerate(zip(names, each, strict=True))
+                name: about_class(sums, row, asked, min_count, *fits[row]) | to_json(_single(sums, row, each[row]))
+                for row, name in enumerate(names)
             }
         about |= {
             "tests": tests_json(points),
@@ -93,11 +92,22 @@ def _curve(sums: ScoreSums, row: int, detail: bool) -> tuple[Points, Curve | Non
 
 
 def one_class(
+    sums: ScoreSums, row: int, threshold: float, min_count: int, points: Points, curve: Curve | None
+) -> dict[str, Estimate]:
+    """The measures of one class against the rest. A class of few samples will be hidden: some have no interval there."""
+    hidden = 0 < sums.counts(row)[1] < min_count
+    errors = curve_errors(points, curve, intervals=not hidden)
+    return class_measures(sums, row, threshold, min_count, points, curve, errors)
+
+
+def about_class(
     sums: ScoreSums, row: int, asked: Sequence[float], min_count: int, points: Points, curve: Curve | None
-) -> tuple[dict[str, Estimate], Json]:
-    """The measures of one class against the rest, and what else is known of it."""
-    found = class_measures(sums, row, asked[0], min_count, points, curve, curve_errors(points, curve))
-    about = {
+) -> Json:
+    """What else is known of a class: tests, curves, and decisions at each threshold."""
+    thresholds = np.unique([*TABLE, *asked])
+    decisions = Decisions.at(sums, row, thresholds).measures(min_count)
+    at = {name: np.transpose(one).tolist() for name, one in decisions.items()}
+    return {
         "events": sums.counts(row)[1],
         "binning_error": {"auroc": _finite(auroc(sums, row)[1]), "auprc": _finite(auprc(sums, row)[1])},
         "tests": tests_json(points),
@@ -105,12 +115,11 @@ def one_class(
         "calibration_bins": groups_json(sums, row, min_count),
         "threshold": float(asked[0]),
         "thresholds": [
-            {"threshold": d.threshold} | to_json(d.measures(min_count))
-            for d in Decisions.at(sums, row, np.unique([*TABLE, *asked]))
+            {"threshold": t} | {name: Estimate(*some[i]).to_json() for name, some in at.items()}
+            for i, t in enumerate(thresholds.tolist())
         ],
         "decision_curve": decision_json(sums, row, min_count),
     }
-    return found, about
 
 
 def class_measures(
@@ -133,7 +142,7 @@ def class_measures(
         "oe_ratio": observed_to_expected(points),
         **errors,
         **brier_parts(points, curve, errors["brier_calibration"]),
-        **Decisions.at(sums, row, (threshold,))[0].measures(min_count),
+        **Decisions.at(sums, row, threshold).measures(min_count),
     }
 
 
@@ -150,9 +159,12 @@ def over_classes(
     together = Together(sums)
     odds = math.log(sums.first / (1 - sums.first))
     names = [name for name in found[0] if name not in ERRORS and name != "brier_uncertainty"]
-    moved = [(points, influences(points, one, curve, odds)) for one, (points, curve) in zip(found, fits, strict=True)]
+    moved = [
+        (points, influences(points, one, curve, odds) if together.known else {})
+        for one, (points, curve) in zip(found, fits, strict=True)
+    ]
     bias = [biases(points, one, curve) for one, (points, curve) in zip(found, fits, strict=True)]
-    rates = [Decisions.at(sums, row, (sums.first,))[0].rates() for row in range(len(found))]
+    rates = [Decisions.at(sums, row, sums.first).rates() for row in range(len(found))]
     cases = np.array([sums.counts(row)[1] for row in range(len(found))])
     fewest = cases[cases > 0].min(initial=max(CASES.values()))
     means = {}
@@ -212,11 +224,11 @@ def groups_json(sums: ScoreSums, row: int, min_count: int) -> Json:
     odds = at.middle + at.width * moments[..., 1].sum(0) / np.maximum(count, 1)
     size, events, predicted = (np.add.reduceat(v, starts) for v in (count, moments[1, :, 0], count * expit(odds)))
     filled = size > 0
-    observed = [wilson(*one) for one in zip(events[filled], size[filled], strict=True)]
+    observed = wilson(events[filled], size[filled])
     return {
         "count": size[filled].astype(int).tolist(),
         "predicted": (predicted[filled] / size[filled]).tolist(),
-        **{key: [float(getattr(one, key)) for one in observed] for key in Estimate._fields},
+        **{key: values.tolist() for key, values in observed._asdict().items()},
     }
 
 
@@ -234,11 +246,11 @@ def enough(starts: np.ndarray, count: np.ndarray, least: int) -> np.ndarray:
 def decision_json(sums: ScoreSums, row: int, min_count: int) -> Json:
     """The decision curve: net benefit by threshold, with 95 % intervals, and that of treating everybody."""
     at = Decisions.at(sums, row, CURVE)
-    benefit = [one.measures(min_count)["net_benefit"] for one in at]
+    benefit = at.measures(min_count)["net_benefit"]
     return {
         "threshold": CURVE.tolist(),
-        **{key: [_finite(getattr(one, key)) for one in benefit] for key in Estimate._fields},
-        "treat_all": [_finite(one.treat_all()) for one in at],
+        **{key: [_finite(value) for value in values] for key, values in benefit._asdict().items()},
+        "treat_all": [_finite(value) for value in at.treat_all()],
     }
 
 

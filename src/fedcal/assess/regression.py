@@ -49,13 +49,13 @@ def logistic(design: np.ndarray, y: np.ndarray, w: np.ndarray, offset: np.ndarra
         hessian = (design * (w * p * (1 - p))[:, None]).T @ design
         try:
             step = np.linalg.solve(hessian, design.T @ (w * (y - p)))
-            covariance = np.linalg.inv(hessian)
         except np.linalg.LinAlgError:
             return None
         if not np.isfinite(step).all() or np.abs(beta + step).max() > STEEPEST:
             return None
         beta = beta + step
         if np.abs(step).max() <= 1e-12 * (1 + np.abs(beta).max()):
+            covariance = np.linalg.inv(hessian)
             half = covariance @ (design * (np.sqrt(w) * (y - p))[:, None]).T
             return Fit(beta, covariance, half @ half.T) if (covariance.diagonal() > 0).all() else None
     return None

@@ -15,7 +15,7 @@ import numpy as np
 from fedcal.base.limits import MOST_BYTES
 from fedcal.data.columns import FEATURES
 from fedcal.data.own import PARTS
-from fedcal.data.readers import read_arrays, read_content
+from fedcal.data.readers import below_header, read_arrays, read_content
 from fedcal.errors import FedCalError, error_context
 
 SUFFIXES = (".npz", ".csv", ".parquet")
@@ -47,6 +47,10 @@ def _table(path: Path, most_bytes: int) -> dict[str, Any]:
     held = read_content(path, FEATURES, most_bytes, (SPLIT,))
     if held.labels is None:
         raise FedCalError("no labels: add a column `label`")
+    if (bad := ~np.isfinite(held.scores)).any():
+        row, column = np.argwhere(bad)[0].tolist()
+        what = f"{below_header(row)}: feature {column + 1} is {held.scores[row, column]}"
+        raise FedCalError(f"{what}: fill missing values, or leave them out")
     columns = {"x": held.scores, "y": held.labels, "client": held.sites}
     columns = {name: np.asarray(values) for name, values in columns.items() if values is not None}
     if (split := held.others.get(SPLIT)) is None:

@@ -176,8 +176,8 @@ class Scaler:
         """
         if client is not None and self.personal and str(client) not in self.personal:
             raise FedCalError(
-                f"{unknown('client', str(client), self.personal)}; leave it out for the global scaler, "
-                "or make a personal one for a new client: `Scaler.welcome`, `fedcal client finish`"
+                f"{unknown('client', str(client), self.personal)} (leave it out for the global scaler, "
+                "or make a personal one for a new client: `Scaler.welcome`, `fedcal client finish`)"
             )
         return self.personal.get(str(client), {}) if client is not None else {}
 
