@@ -98,6 +98,8 @@ def kill(words: list[str], folder: Path, how: str, after: float) -> bool:
         AssertionError: where anything is left of it.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs, and in all that they start
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     ports, until = set[int](), time.monotonic() + after
     while time.monotonic() < until and process.poll() is None:
