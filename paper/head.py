@@ -7,7 +7,7 @@ training), train the model once more on its own data, or fit a head of its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def _own_heads(record: Recording, rows: dict[str, Samples], test: dict[str, Samp
 
 
 def present(cells: Sequence[dict[str, Any]], out: Path) -> None:
-    """head.{md,tex}: global accuracy, NLL, ECE and its floor, what a fit costs, and accuracy at the clients."""
+    """head.{md,tex,png}: global accuracy, NLL, ECE and its floor, what a fit costs, and accuracy at the clients."""
     from paper.present import Table, by, metric, over_seeds, spread, write  # matplotlib, which workers do without
 
     groups = by(cells, "data", "beta")
@@ -149,3 +149,46 @@ def present(cells: Sequence[dict[str, Any]], out: Path) -> None:
         ),
     ]
     write(out, "head", cells, tables)
+    _draw(groups, out / "head.png")
+
+
+def _draw(groups: Mapping[tuple[str, float], Sequence[dict[str, Any]]], path: Path) -> None:
+    """A row for each data set: global accuracy, NLL, and accuracy at the clients, against β; bars span ± one deviation."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    from fedcal.report.figures import ACCENT, GAP, INK, MUTED, STYLE, save
+    from paper.present import Spread
+
+    def of(name: str, kind: str, key: str) -> Callable[[dict[str, Any]], float]:
+        return lambda result: result["methods"][name][kind][key]
+
+    drawn = {"uncal": (MUTED, "-"), "fedcal-plus": (GAP, "-"), "fed-head": (ACCENT, "-")}
+    alone = {
+        "one more local round": (lambda result: result["own"]["tuned"]["accuracy"], INK, ":"),
+        "prior shift alone": (of("shift", "own", "accuracy"), INK, "--"),
+    }
+    at_clients = {
+        name: (of(name, "local" if name == "uncal" else "own", "accuracy"), *how) for name, how in drawn.items()
+    }
+    panels = (
+        ("accuracy, %", 100, {name: (of(name, "global", "accuracy"), *how) for name, how in drawn.items()}),
+        ("NLL", 1, {name: (of(name, "global", "nll"), *how) for name, how in drawn.items()}),
+        ("accuracy at the clients, %", 100, at_clients | alone),
+    )
+    sets = list(dict.fromkeys(data for data, _ in groups))
+    with rc_context(STYLE):
+        fig = Figure(figsize=(9, 2.4 * len(sets)), layout="constrained")
+        axes = fig.subplots(len(sets), len(panels), squeeze=False)
+        for row, data in zip(axes, sets, strict=True):
+            betas = sorted((beta for d, beta in groups if d == data), reverse=True)
+            for one, (title, scale, lines) in zip(row, panels, strict=True):
+                for name, (value, colour, dash) in lines.items():
+                    spreads = [Spread.of([scale * value(result) for result in groups[data, beta]]) for beta in betas]
+                    means, bars = [s.mean for s in spreads], [s.std for s in spreads]
+                    how = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 2.5, "elinewidth": 0.6}
+                    one.errorbar(range(len(betas)), means, bars, **how, label="the model" if name == "uncal" else name)
+                ticks = [f"{beta:g}" for beta in betas]
+                one.set(title=f"{data}: {title}", xlabel="β", xticks=range(len(betas)), xticklabels=ticks)
+        axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        save(fig, path)
