@@ -39,6 +39,25 @@ def test_nothing_is_printed_of_few_samples(place, capsys):
     assert told.strip() == "Too few samples to say anything."
 
 
+def test_discrimination_and_calibration_are_printed_with_intervals(place, capsys):
+    told = command(capsys, "evaluate x.csv --group sex --json one.json")
+    one = json.loads(Path("one.json").read_text())
+    for estimate in (
+        one["pooled"]["auroc"],
+        one["sites"]["b"]["calibration_slope"],
+        one["groups"]["sex=f"]["oe_ratio"],
+    ):
+        assert f"({estimate['low']:z.2f} to {estimate['high']:z.2f})" in told
+    for site in "ab":
+        command(capsys, f"client evaluate x.csv --name {site} --group sex --out {site}.sums")
+    of_sums = command(capsys, "server evaluate a.sums b.sums").split("Brackets")[0]
+    assert len(of_sums) > 500 and of_sums in told  # the same table
+
+    command(capsys, "client evaluate x.csv --name a --out alone.sums")
+    table = command(capsys, "server evaluate alone.sums").split("Brackets")[0]
+    assert "All sites" in table and " a " not in table
+
+
 def test_in_one_place_and_by_files_of_sums(place, capsys):
     text = command(capsys, "evaluate x.csv --group sex --threshold 0.2 --json one.json --report r.html --tables t.md")
     assert "On average a probability is" in text and "Results: one.json" in text

@@ -102,6 +102,7 @@ def evaluate(
     result, earlier = results[list(views)[-1]], results["before"] if calibration else None
     print_sorted_classes(None if meant else read.classes)
     print_metrics(found, rows, result)
+    print_measures(result)
     for sentence in in_words(earlier, result):
         out.print(safe(sentence), soft_wrap=True, highlight=False)
     title = counted(len(sites), "site") + (f", calibrated by {scaler}" if scaler else "")
@@ -133,6 +134,30 @@ def print_metrics(found: Measured, rows: dict[str, dict[str, Tally]], result: Ev
     if ece:
         worst = max(ece, key=lambda name: ece[name])
         out.print(f"worst client: {safe(worst)}, ECE {100 * ece[worst]:.1f} %")
+
+
+def print_measures(result: Evaluation) -> None:
+    """Print discrimination and calibration with intervals: of all sites, of each site and of each group, unless hidden."""
+    from rich import box
+    from rich.table import Table
+
+    from fedcal.report.evaluation_tables import NAMES, cell, sets
+
+    measures = ("auroc", "calibration_intercept", "calibration_slope", "oe_ratio")
+    shown = [
+        (kind, name, one) for kind, name, one in sets(result) if kind != "site and group" and not one.get("hidden")
+    ]
+    if result.pooled.get("hidden"):
+        return
+    table = Table(box=box.SIMPLE, padding=0, caption="Brackets: 95 % intervals.", caption_justify="left")
+    table.add_column("", overflow="fold")
+    for key in measures:
+        table.add_column(NAMES[key].replace(" ", "\n"), justify="right", no_wrap=True)
+    for kind, name, one in shown:
+        if kind != "site" or len(result.sites) > 1:  # a single site is all sites
+            value_above_interval = (cell(one.get(key)).replace(" (", "\n(") for key in measures)
+            table.add_row(safe(name), *value_above_interval)
+    out.print(table)
 
 
 def check_written(

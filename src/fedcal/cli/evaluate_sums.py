@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from fedcal.base.limits import MOST_BYTES
-from fedcal.cli.evaluate_files import Column, JsonFile, MinCount, Report, Tables, Threshold, check_written, write_all
+from fedcal.cli.evaluate_files import (
+    Column,
+    JsonFile,
+    MinCount,
+    Report,
+    Tables,
+    Threshold,
+    check_written,
+    print_measures,
+    write_all,
+)
 from fedcal.cli.exchange import File, Name, client_app, server_app
 from fedcal.cli.logits import out
 from fedcal.cli.options import Classes, Kind, MaxBytes, kind_of, parse_classes
@@ -89,6 +99,7 @@ def server_evaluate(
 
     check_written(json_file, report, tables, files)
     result = read_sums(files, min_count)
+    print_measures(result)
     for sentence in result.verdict:
         out.print(safe(sentence), soft_wrap=True)
     write_all(result, None, counted(len(result.sites), "site"), json_file, report, tables)

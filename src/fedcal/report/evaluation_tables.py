@@ -56,9 +56,10 @@ def cell(estimate: Json | None, digits: int = 2) -> str:
     """A value with its interval: 0.84 (0.81 to 0.87)."""
     if not estimate or estimate.get("value") is None:
         return UNDEFINED
-    if estimate.get("low") is None or estimate.get("high") is None:
-        return f"{estimate['value']:.{digits}f}"
-    return f"{estimate['value']:.{digits}f} ({estimate['low']:.{digits}f} to {estimate['high']:.{digits}f})"
+    value, low, high = (estimate.get(end) for end in ("value", "low", "high"))
+    if low is None or high is None:
+        return f"{value:z.{digits}f}"
+    return f"{value:z.{digits}f} ({low:z.{digits}f} to {high:z.{digits}f})"
 
 
 def digits_of(name: str) -> int:
