@@ -47,6 +47,12 @@ def untouched(device: str) -> list[Config]:
     return same + [c for data, net in others.items() for c in paper_cells(data, seeds=(3,), model=net, **given)]
 
 
+def perceptrons(device: str) -> list[Config]:
+    """Also untouched, but small enough for two CPU cores: another net and another seed."""
+    given: dict[str, Any] = {"device": device, "method": ("uncal",), "model": "mlp"}
+    return [c for data in DATA for c in paper_cells(data, seeds=(5,), **given)]
+
+
 def development(device: str) -> list[Config]:
     """Federations to develop on: half of each client's training samples are held out, and nobody looks at test sets."""
     given: dict[str, Any] = {"device": device, "method": ("uncal",), "cal_fraction": 0.5, "rounds": 60}

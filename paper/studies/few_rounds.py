@@ -3,11 +3,13 @@
     git worktree add OLD 09aafac
     python -m paper.studies.few_rounds recordings/* --old OLD [--jobs 14] [--out FILE.json]
     python -m paper.studies.few_rounds --train recordings --device cuda --old OLD [--parts 5]
+    python -m paper.studies.few_rounds --train recordings --perceptrons --old OLD
 
 Each path is a recording or an archive (paper/logits.py). `--train` trains and records federations of other seeds and other
-nets than the tables' (`plan.untouched`), and measures these too. Scalers are fitted on the calibration splits; the whole
-test set is used once, to measure. The other checkout's code is used in processes of their own, through what both commits
-have in common: `fedcal.calibrate`, the scaler it gives, and tallies. Bytes are all that one client sends and receives.
+nets than the tables' (`plan.untouched`; `plan.perceptrons` needs no GPU), and measures these too. Scalers are fitted on the
+calibration splits; the whole test set is used once, to measure. The other checkout's code is used in processes of their own,
+through what both commits have in common: `fedcal.calibrate`, the scaler it gives, and tallies. Bytes are all that one client
+sends and receives.
 
 With `--parts 5`, test sets stay closed: each fifth of the calibration samples is fitted on in turn, and the others are
 measured (of more parts, the first five). `--train` then trains federations that hold out half of each client's training
@@ -120,6 +122,7 @@ def main() -> None:
     parser.add_argument(
         "--train", type=Path, help="folder of recordings; trains the federations that are missing there"
     )
+    parser.add_argument("--perceptrons", action="store_true", help="with --train: small nets, which a CPU can train")
     parser.add_argument("--parts", type=int, default=0, help="fit on one of so many parts of the calibration samples")
     parser.add_argument("--device", default="cpu", help="with --train")
     parser.add_argument("--old", type=Path, help="a checkout of the other commit")
@@ -137,7 +140,7 @@ def main() -> None:
     if args.train:
         from paper import cells, plan
 
-        wanted = plan.development if args.parts else plan.untouched
+        wanted = plan.development if args.parts else plan.perceptrons if args.perceptrons else plan.untouched
         paths += [path.resolve() for path in cells.train(wanted(args.device), args.train, print)]
     with ThreadPoolExecutor(args.jobs) as pool:
         futures = {p: {c: pool.submit(by_checkout, at, p, args.parts) for c, at in checkouts.items()} for p in paths}
