@@ -68,10 +68,6 @@ class Fit(ABC):
         """Go on with what a round came to."""
 
     @abstractmethod
-    def stop(self) -> None:
-        """End the fit with the scaler that it has so far."""
-
-    @abstractmethod
     def state(self, since: int = 0) -> tuple[Params, dict[str, Any]]:
         """Return arrays and JSON values that bring the fit back; of an exact fit only the rounds after `since`."""
 
@@ -121,9 +117,6 @@ class AveragingFit(Fit):
                 updates = [Update(robust_mean([update.content for update in updates], self.robust), n=1)]
             self.params = self.combine(self.params, updates)
 
-    def stop(self) -> None:
-        self.rounds = self.received
-
     def state(self, since: int = 0) -> tuple[Params, dict[str, Any]]:
         tensors = nest("params", self.params)
         for number, update in enumerate(self.latest.values()):
@@ -146,15 +139,14 @@ class ExactFit(Fit):
 
     Args:
         program: yields queries, is sent the summed replies, and returns the scaler's parameters.
-        params_from: the parameters that a query holds, for a fit that is stopped early.
         rounds: how many at most.
     """
 
-    def __init__(self, program: Program, params_from: Callable[[Query], Params], rounds: int) -> None:
+    def __init__(self, program: Program, rounds: int) -> None:
         self.rounds, self.received = rounds, 0
         self.params: Params = {}
         self.history: list[Params] = []  # the sums of every round
-        self._program, self._params_from = program, params_from
+        self._program = program
         self.query: Query | None = contiguous(next(program))
 
     def gather(self, updates: Iterable[tuple[str, Update]]) -> Params:
@@ -180,15 +172,6 @@ class ExactFit(Fit):
             raise FedCalError(
                 f"the fit was not done after {counted(self.received, 'round')}: leave rounds out, it knows when to stop"
             )
-
-    def stop(self) -> None:
-        # With the scaler that the query holds: noise for privacy keeps a solver from settling.
-        self.params = contiguous(self._params_from(self.query) if self.query else {})
-        if not self.params:
-            raise FedCalError(
-                "the privacy budget's rounds ended before there was a scaler: give more rounds, or a larger ε"
-            )
-        self.query = None
 
     def state(self, since: int = 0) -> tuple[Params, dict[str, Any]]:
         if not self.keeps_history:

@@ -222,14 +222,6 @@ class Method(ABC):
         """
         return {}
 
-    def params_from(self, query: Query) -> Params:
-        """Return the scaler that a query already holds, for a fit that is stopped early; empty if it holds none.
-
-        Args:
-            query: the last one.
-        """
-        return {}
-
 
 @dataclass(frozen=True)
 class Averaged(Method):
@@ -276,9 +268,6 @@ class Averaged(Method):
     def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
         return memory
 
-    def params_from(self, query: Query) -> Params:
-        return query.params if isinstance(query, FitScaler) else {}
-
 
 @dataclass(frozen=True)
 class Additive(Method):
@@ -306,11 +295,11 @@ class Additive(Method):
         raise FedCalError(f"{self.name} has no private form: choose fedcal-plus, fed-bias or another that only adds")
 
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        return ExactFit(self.program(n_classes), self.params_from, rounds)
+        return ExactFit(self.program(n_classes), rounds)
 
     def begin_private(self, n_classes: int, rounds: int, clip: float | None) -> Fit:
         """Start the server's half under differential privacy."""
-        return ExactFit(self.private_program(n_classes, clip), self.params_from, rounds)
+        return ExactFit(self.private_program(n_classes, clip), rounds)
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, SumQuery)

@@ -150,9 +150,6 @@ class WithSets(Additive):
         found = np.where(rank_of(LEVELS[:, None], counts) > counts, joined, alone)
         return np.maximum.accumulate(found[::-1])[::-1]  # a larger share of misses never has the higher threshold
 
-    def params_from(self, query: Query) -> Params:
-        return self.inner.params_from(query)
-
     def fitted_on(self, samples: Prepared) -> Prepared:
         return samples.split[0]
 
