@@ -43,7 +43,6 @@ def private_fit_stages(family: Family, *, also: bool = False) -> tuple[Stage, ..
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
-    private = True
 
     name: str = "fed-bias"
     summary: str = "temperature and class bias, exactly, from sums"

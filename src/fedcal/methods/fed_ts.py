@@ -19,7 +19,6 @@ from fedcal.methods.method import Additive, Stage
 @dataclass(frozen=True)
 class FedTS(Additive):
     leaves = "two sums: slope and curvature"
-    private = True
 
     name: str = "fed-ts"
     summary: str = "the pooled temperature, exactly, from sums"

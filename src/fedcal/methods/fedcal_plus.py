@@ -49,7 +49,6 @@ MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all th
 @dataclass(frozen=True)
 class FedCalPlus(Additive):
     leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
-    private = True
 
     name: str = "fedcal-plus"
     summary: str = "linear map and confidence map by cross-fitting, from sums"

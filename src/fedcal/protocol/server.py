@@ -99,9 +99,10 @@ class Server:
     @np.errstate(all="ignore")
     def _begin(self) -> None:
         method, k = self.plan.method, self.plan.n_classes
-        self.fit: Fit = method.begin(k, self.rounds, self.plan.seed)
         if self.privacy and isinstance(method, Additive):
-            self.fit = method.begin_private(k, self.rounds, self.privacy.clip)
+            self.fit: Fit = method.begin_private(k, self.rounds, self.privacy.clip)
+        else:
+            self.fit = method.begin(k, self.rounds, self.plan.seed)
         self.fit.robust, self.fit.keeps_history = self.robust, self.history
         self.known: dict[str, Known] = {}  # what clients have declared since the fit began
         self._checked: dict[str, Known] = {}  # the same, of replies that were checked and not yet received
