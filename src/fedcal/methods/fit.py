@@ -18,7 +18,7 @@ from fedcal.base.arrays import Array, Params
 from fedcal.base.query import Query, contiguous
 from fedcal.base.seeds import stream_seed, torch_rng
 from fedcal.base.store import nest, unnest
-from fedcal.errors import FedCalError, counted
+from fedcal.errors import FedCalError, counted, reason_of
 from fedcal.exact.solve import Program
 from fedcal.methods.robust import Robust, robust_mean
 
@@ -166,8 +166,9 @@ class ExactFit(Fit):
                 raise FedCalError("the fit has ended already: start again") from None
             self.params, self.query = contiguous(finished.value), None
         except (RuntimeError, ArithmeticError, LookupError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise FedCalError(f"round {self.received}: the sums lead nowhere ({reason}): check the clients") from None
+            raise FedCalError(
+                f"round {self.received}: the sums lead nowhere ({reason_of(error)}): check the clients"
+            ) from None
         if self.query is not None and self.received >= self.rounds:
             raise FedCalError(
                 f"the fit was not done after {counted(self.received, 'round')}: leave rounds out, it knows when to stop"
