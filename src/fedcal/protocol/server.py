@@ -28,7 +28,8 @@ from fedcal.methods import Method, Update, get_method
 from fedcal.methods.fit import AveragingFit, Fit, n_bytes
 from fedcal.methods.method import Additive
 from fedcal.methods.robust import Robust
-from fedcal.protocol.checks import Known, check_reply, example_reply, outliers
+from fedcal.protocol.checks import check_reply, example_reply, outliers
+from fedcal.protocol.claim import Known
 from fedcal.protocol.ledger import Ledger, query_bytes
 from fedcal.protocol.messages import MOST_CLASSES, Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
