@@ -78,7 +78,7 @@ def make_clients(
         names, train_owner, test_owner = _natural(dataset)
     else:
         _check(partition, dataset, n_clients, min_samples)
-        names = tuple(f"client-{c:0{len(str(n_clients - 1))}d}" for c in range(n_clients))
+        names = dealt_names(n_clients)
         train_owner, test_owner = _dealt(dataset, partition, n_clients, beta, classes_per_client, seed)
         train_owner = deal.top_up(train_owner, n_clients, min_samples, numpy_rng(seed, "partition", "top up"))
 
@@ -104,6 +104,11 @@ def make_clients(
         )
         for c, name in enumerate(names)
     ]
+
+
+def dealt_names(n_clients: int) -> tuple[str, ...]:
+    """The names of clients that samples are dealt to."""
+    return tuple(f"client-{c:0{len(str(n_clients - 1))}d}" for c in range(n_clients))
 
 
 def as_model_input(x: Tensor) -> Tensor:
