@@ -120,7 +120,6 @@ def as_model_input(x: Tensor) -> Tensor:
 class Skew:
     """How far the clients' label distributions are from the pooled one."""
 
-    names: tuple[str, ...]
     train: Tensor  # clients × classes: numbers of samples
     cal: Tensor
     test: Tensor
@@ -159,7 +158,6 @@ def skew(clients: list[Client], n_classes: int) -> Skew:
     local = train.numpy() / train.sum(1, keepdim=True).numpy()
     pooled = train.sum(0).numpy() / train.sum().item()
     return Skew(
-        names=tuple(client.name for client in clients),
         train=train,
         cal=counts([client.cal_y for client in clients]),
         test=counts([client.test_y for client in clients]),
