@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedcal.base.arrays import Array
-from fedcal.base.checks import check_measured, check_probs, check_whole
+from fedcal.base.checks import check_measured, check_probs
 from fedcal.errors import FedCalError, unknown
 from fedcal.measure.reliability import Reliability, equal_width, top_label
 
@@ -244,7 +244,7 @@ def confidence_histogram(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['mean confidence 85.0 %', 'accuracy 100.0 %']
     """
-    edges = equal_width(check_whole(n_bins, "n_bins"))
+    edges = equal_width(n_bins)
     if labels is None:
         confidence, right = check_probs(probs).max(1, initial=0).astype(float), None
     else:

@@ -74,7 +74,7 @@ def test_folder_prefers_the_argument_then_the_variable_then_the_cache(monkeypatc
 
 def test_status(mnist_dir):
     whole = files.status("mnist", mnist_dir)
-    assert whole.present and whole.size == sum(p.stat().st_size for p in (mnist_dir / "mnist").iterdir())
+    assert whole.present and not whole.missing
     (mnist_dir / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
     assert files.status("mnist", mnist_dir).missing == ("t10k-labels-idx1-ubyte.gz",)
     assert files.status("digits", mnist_dir).present

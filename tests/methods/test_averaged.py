@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from fedcal.methods import METHODS
-from fedcal.methods.ens import ensemble
-from fedcal.methods.lr_ts import linear_temperature
 
 ORDER_KEEPING = ["uncal", "val-ts", "ens", "avg-t", "lr-ts", "fedcal", "fedcal-no-wm", "fedcal-small"]
 
@@ -54,10 +52,10 @@ def test_ensemble_is_the_mean_of_probabilities():
     logits = torch.randn(20, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     temperatures = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
     mean = torch.stack([(logits / t).softmax(1) for t in temperatures]).mean(0)
-    assert torch.allclose(ensemble({"temperatures": temperatures}, logits).softmax(1), mean)
+    assert torch.allclose(METHODS["ens"].apply({"temperatures": temperatures}, logits).softmax(1), mean)
 
 
 def test_linear_temperature_by_hand():
     params = {"weight": torch.tensor([1.0, 0.0]), "bias": torch.tensor(1.0)}
-    out = linear_temperature(params, torch.tensor([[1.0, 4.0], [-5.0, 1.0]]))
+    out = METHODS["lr-ts"].apply(params, torch.tensor([[1.0, 4.0], [-5.0, 1.0]]))
     assert torch.allclose(out, torch.tensor([[0.5, 2.0], [-5.0 / 0.05, 1.0 / 0.05]]))  # T = 2, and −4 held at its bound

@@ -19,7 +19,6 @@ from fedcal.methods.fit import FitScaler
 from fedcal.protocol import Client, LostState, Plan, Reply, Request, Server
 from fedcal.protocol.checks import (
     HEADER,
-    Known,
     check_bytes,
     check_client_name,
     check_n_classes,
@@ -27,6 +26,7 @@ from fedcal.protocol.checks import (
     example_reply,
     outliers,
 )
+from fedcal.protocol.claim import Known
 
 SAMPLES = make_samples([60, 70, 80], 3)
 ONE = np.ones(())

@@ -21,8 +21,8 @@ from fedcal.methods.fed_op import NetGradient
 from fedcal.methods.fit import FitScaler
 from fedcal.methods.sets import SET_QUERIES, SetScores, SiteSpread
 from fedcal.protocol import plausible
-from fedcal.protocol.checks import Known
-from fedcal.protocol.plausible import CHECKS, Claim, check_plausible, check_size
+from fedcal.protocol.claim import Claim, Known
+from fedcal.protocol.plausible import CHECKS, check_plausible, check_size
 
 SITES = "fedcal-plus:coverage=site"
 
@@ -34,10 +34,7 @@ def claims(spec: str, samples: Samples) -> Iterator[Claim]:
         for name, reply in replies.items():
             known[name] = known.get(name, Known()).after(reply)
             if reply.content:
-                k, of = server.plan.n_classes, known[name]
-                yield Claim(
-                    name, request.query, reply.content, reply.n, k, of.squares, trained=of.trained, features=of.features
-                )
+                yield Claim(name, request.query, reply.content, reply.n, server.plan.n_classes, known[name])
 
 
 def check(claim: Claim) -> None:

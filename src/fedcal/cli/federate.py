@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from fedcal.cli.options import ADVANCED, Quiet, Seed, Spec
 from fedcal.cli.start import when_stopped
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, counted, printable
 from fedcal.methods import DEFAULT
 
 if TYPE_CHECKING:
@@ -198,7 +198,6 @@ def tell(folder: Path) -> None:
     """The outcome in a few lines."""
     from fedcal import report
     from fedcal.base.store import read_json
-    from fedcal.errors import counted, printable
 
     about = read_json(folder / "federation.json")
     if about["privacy"]:

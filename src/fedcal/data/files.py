@@ -23,11 +23,10 @@ from fedcal.errors import FedCalError, unknown
 
 @dataclass(frozen=True)
 class Status:
-    """What is on disk: a look at names and sizes only (`verify` reads the files)."""
+    """What is on disk: a look at names only (`verify` reads the files)."""
 
     folder: Path
     missing: tuple[str, ...]
-    size: int  # bytes of the files that are there
 
     @property
     def present(self) -> bool:
@@ -52,8 +51,7 @@ def status(name: str, data_dir: str | Path | None = None) -> Status:
     """Which files of the set are there. An embedded set misses none."""
     source = _source(name)
     home = folder(data_dir) / source.folder
-    sizes = {f.name: (home / f.name).stat().st_size for f in source.files if (home / f.name).is_file()}
-    return Status(home, tuple(f.name for f in source.files if f.name not in sizes), sum(sizes.values()))
+    return Status(home, tuple(file.name for file in source.files if not (home / file.name).is_file()))
 
 
 def read(name: str, file: File, data_dir: str | Path | None = None, *, check: bool = False) -> formats.Bytes:

@@ -34,7 +34,7 @@ from fedcal.base.checks import (
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import MOST_BYTES, write_bytes
 from fedcal.data.columns import KINDS, Kind
-from fedcal.data.readers import below_header, pyarrow, read_content
+from fedcal.data.readers import SUFFIXES, below_header, pyarrow, read_content
 from fedcal.errors import FedCalError, error_context, unknown
 
 LOGITS, PROBS = "logits (columns logit_0 …)", "probs (columns p_0 …; two classes: p)"
@@ -212,7 +212,7 @@ def _as_logits(scores: Any, kind: Kind, sure: bool, name_row: Callable[[int], st
 
 def check_output(path: Path) -> None:
     """Whether `write_probs` can write there, asked before any work is done."""
-    if path.suffix.lower() not in (".npz", ".csv", ".parquet"):
+    if path.suffix.lower() not in SUFFIXES:
         raise FedCalError(f"{path}: probabilities are written as .npz, .csv or .parquet, not {path.suffix!r}")
     if path.suffix.lower() == ".parquet":
         pyarrow()

@@ -15,10 +15,9 @@ import numpy as np
 from fedcal.base.limits import MOST_BYTES
 from fedcal.data.columns import FEATURES
 from fedcal.data.own import PARTS
-from fedcal.data.readers import below_header, read_arrays, read_content
+from fedcal.data.readers import SUFFIXES, below_header, read_arrays, read_content
 from fedcal.errors import FedCalError, error_context
 
-SUFFIXES = (".npz", ".csv", ".parquet")
 SPLIT = "split"
 
 

@@ -78,7 +78,7 @@ def make_clients(
         names, train_owner, test_owner = _natural(dataset)
     else:
         _check(partition, dataset, n_clients, min_samples)
-        names = tuple(f"client-{c:0{len(str(n_clients - 1))}d}" for c in range(n_clients))
+        names = dealt_names(n_clients)
         train_owner, test_owner = _dealt(dataset, partition, n_clients, beta, classes_per_client, seed)
         train_owner = deal.top_up(train_owner, n_clients, min_samples, numpy_rng(seed, "partition", "top up"))
 
@@ -106,6 +106,11 @@ def make_clients(
     ]
 
 
+def dealt_names(n_clients: int) -> tuple[str, ...]:
+    """The names of clients that samples are dealt to."""
+    return tuple(f"client-{c:0{len(str(n_clients - 1))}d}" for c in range(n_clients))
+
+
 def as_model_input(x: Tensor) -> Tensor:
     """Inputs that are not standardised: token ids as they are, all else as float32."""
     return x if x.dtype == torch.int64 else x.float()
@@ -115,7 +120,6 @@ def as_model_input(x: Tensor) -> Tensor:
 class Skew:
     """How far the clients' label distributions are from the pooled one."""
 
-    names: tuple[str, ...]
     train: Tensor  # clients × classes: numbers of samples
     cal: Tensor
     test: Tensor
@@ -154,7 +158,6 @@ def skew(clients: list[Client], n_classes: int) -> Skew:
     local = train.numpy() / train.sum(1, keepdim=True).numpy()
     pooled = train.sum(0).numpy() / train.sum().item()
     return Skew(
-        names=tuple(client.name for client in clients),
         train=train,
         cal=counts([client.cal_y for client in clients]),
         test=counts([client.test_y for client in clients]),

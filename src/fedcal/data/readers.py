@@ -22,6 +22,7 @@ from fedcal.base.store import regular_size
 from fedcal.data.columns import LABELS, SITES, Kind, Plan, What, check_held, choose_scores, one_of, plan_of
 from fedcal.errors import FedCalError, reason_of, unknown
 
+SUFFIXES = (".npz", ".csv", ".parquet")
 LONGEST_LINE = 1 << 24  # characters
 BAD_CELL = re.compile(r"could not convert string '(.*)' to \w+ at row (\d+), column (\d+)")  # NumPy's words
 AS_TEXT = 8  # how many bytes of text, at most, may stand for one of a number in memory
@@ -51,7 +52,7 @@ def read_content(path: Path, kind: What | None, most_bytes: int, others: Sequenc
         FedCalError: where the file is missing, damaged, too large, lacks a column, or does not say what its columns are.
     """
     readers: dict[str, Callable[[Path, Any, int, Sequence[str]], Content]]
-    readers = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
+    readers = dict(zip(SUFFIXES, (_npz, _csv, _parquet), strict=True))
     reader = readers.get(path.suffix.lower())
     if path.is_dir():
         raise FedCalError("this is a folder: name its files, one per site")

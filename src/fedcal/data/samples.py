@@ -16,7 +16,7 @@ Samples = tuple[Any, Any]  # logits (N, K) and labels (N,): arrays; a simulation
 
 
 def check_pair(name: Any, pair: Any) -> tuple[Any, Any]:
-    """Two things, whatever they are."""
+    """Refuse what is no pair; return its two parts, whatever they are."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise FedCalError(f"client {name}: expected a pair (logits, labels), not {type(pair).__name__}")
     return pair[0], pair[1]

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedcal.base.arrays import Array, Params, logsumexp, namespace, put, sigmoid, softplus, take, tracing
 from fedcal.base.bins import equal_mass
+from fedcal.base.logits import keep_order
 
 # Fine bins of the log-odds, the same for all clients.
 GRID = np.linspace(-5, 15, 241)
@@ -170,6 +171,14 @@ def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 # --- lifting back --------------------------------------------------------------------------------------------------
+
+
+def apply_confidence_map(u: Any, confidence_map: Params) -> Any:
+    """Recalibrate the top label's confidence and keep the order of the classes; unchanged if there is no map."""
+    if "beta" not in confidence_map and "hist" not in confidence_map:
+        return u
+    _, log_p, log_q = top(u)
+    return keep_order(lift(u, map_log_odds(confidence_map, log_p, log_q)), u)
 
 
 def lift(u: Any, v: Any) -> Any:

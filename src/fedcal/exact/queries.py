@@ -10,12 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fedcal.base.arrays import Array, Params, logsumexp, sum_of
-from fedcal.base.logits import keep_order
 from fedcal.base.query import Query
 from fedcal.base.store import nest
 from fedcal.exact import maps, prior_shift
@@ -140,17 +138,6 @@ class Histogram(SumQuery):
         return {"histogram": by_fold}
 
 
-def apply_confidence_map(u: Any, confidence_map: Params) -> Any:
-    """Recalibrate the top label's confidence and keep the order of the classes; unchanged if there is no map.
-
-    Takes arrays or tensors.
-    """
-    if "beta" not in confidence_map and "hist" not in confidence_map:
-        return u
-    _, log_p, log_q = maps.top(u)
-    return keep_order(maps.lift(u, maps.map_log_odds(confidence_map, log_p, log_q)), u)
-
-
 # --- prior shift ---------------------------------------------------------------------------------------------------------
 
 
@@ -182,7 +169,7 @@ class ShiftEvidence(SumQuery):
         client, first = part.client, 0
         for chunk in part.chunks():
             after = first + len(chunk.y)
-            u = apply_confidence_map(chunk.out_of_fold(self.fold_map), self.confidence_map)
+            u = maps.apply_confidence_map(chunk.out_of_fold(self.fold_map), self.confidence_map)
             yield u, chunk.y, client[first:after]
             first = after
 

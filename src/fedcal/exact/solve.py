@@ -216,11 +216,11 @@ class Descent:
             self.t = self._best + self._scale * self._move
         self.done, self.arrived, self.stopped = False, False, ""
 
-    def corrected(self, inverse: Inverse, share: float = 1.0) -> Inverse:
+    def corrected(self, inverse: Inverse) -> Inverse:
         """The inverse Hessian corrected by the steps so far: L-BFGS (Nocedal & Wright, Algorithm 7.4)."""
         pairs = []
         for moved, turned in self.pairs:
-            whole = share * turned + self.prior.turned(self.t, moved)
+            whole = turned + self.prior.turned(self.t, moved)
             if (bent := float(moved @ whole)) > 0:
                 pairs.append((moved, whole, 1 / bent))
 

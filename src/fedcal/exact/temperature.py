@@ -27,7 +27,6 @@ class TemperatureFit:
     """A fitted temperature, and whether to trust it."""
 
     temperature: float
-    converged: bool
     at_bound: bool  # no optimum inside [T_MIN, T_MAX]: one class, separable data or too few samples
     steps: int
 
@@ -38,7 +37,7 @@ def fit_temperature(logits: Array, labels: Array) -> TemperatureFit:
     On large sets a subset is fitted first; the full data then need two or three passes.
     """
     if not len(labels):
-        return TemperatureFit(1.0, converged=False, at_bound=True, steps=0)
+        return TemperatureFit(1.0, at_bound=True, steps=0)
     start = 1.0
     if len(labels) > 8192:
         sparse = slice(None, None, len(labels) // 2048)
@@ -63,15 +62,15 @@ def temperature_search(start: float = 1.0) -> Generator[float, tuple[float, floa
         untried.discard(b)
         low, high = (low, b) if gradient > 0 else (b, high)
         if low == high or gradient == curvature == 0:  # still falling at the end of the interval, or flat throughout
-            return TemperatureFit(1 / b, converged=False, at_bound=True, steps=step)
+            return TemperatureFit(1 / b, at_bound=True, steps=step)
         wanted = b - gradient / curvature if curvature > 0 else -math.copysign(math.inf, gradient)
         if not low < wanted < high or (step > 8 and step % 2):  # Newton overshoots, or creeps where data are separable
             end = low if gradient > 0 else high
             wanted = end if end in untried else math.sqrt(low * high)
         elif abs(wanted - b) <= 1e-7 * b:  # Newton doubles the digits per step: this one has them all
-            return TemperatureFit(1 / wanted, converged=True, at_bound=False, steps=step)
+            return TemperatureFit(1 / wanted, at_bound=False, steps=step)
         b = wanted
-    return TemperatureFit(1 / b, converged=True, at_bound=False, steps=100)  # halved down to rounding
+    return TemperatureFit(1 / b, at_bound=False, steps=100)  # halved down to rounding
 
 
 def temperature_sums(logits: Array, labels: Array) -> Callable[[float], tuple[float, float]]:

@@ -19,12 +19,12 @@ from fedcal.base.store import write_bytes
 DAYS = 30
 
 
-def write_certificates(folder: Path, host: str = "127.0.0.1") -> None:
+def write_certificates(folder: Path, address: str) -> None:
     """Write ca.crt, server.pem and server.key, for this user alone. The key of the certificate authority is not kept.
 
     Args:
         folder: where to.
-        host: the server's name or address.
+        address: of the server, a number.
     """
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     issuer = _name("FedCal test authority")
@@ -33,7 +33,7 @@ def write_certificates(folder: Path, host: str = "127.0.0.1") -> None:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(authority, hashes.SHA384())
     )
-    names = [x509.DNSName("localhost"), _address(host)]
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(address))]
     certificate = (
         _certificate(_name("FedCal SuperLink"), issuer, server)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -62,13 +62,6 @@ def write_node_key(path: Path) -> None:
 
 def _name(words: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, words)])
-
-
-def _address(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:

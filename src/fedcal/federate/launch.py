@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedcal.base.checks import check_value
 from fedcal.base.store import make_folder, read_json, write_bytes, write_json
 from fedcal.data import DATASETS, load
+from fedcal.data.partition import dealt_names
 from fedcal.errors import FedCalError
 from fedcal.federate import app as app_package
 from fedcal.federate.keys import write_certificates, write_node_key
@@ -82,8 +83,7 @@ def names_of(config: Config) -> list[str]:
     """Return the names of a federation's clients."""
     if config.partition == "natural":
         return list(load(config.data, config.data_dir, config.seed, limit=config.limit).client_names)
-    count = config.clients or 20
-    return [f"client-{c:0{len(str(count - 1))}d}" for c in range(count)]
+    return list(dealt_names(config.clients or 20))
 
 
 def free_ports(count: int) -> list[int]:

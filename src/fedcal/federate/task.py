@@ -16,16 +16,16 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedcal.base.seeds import numpy_rng
-from fedcal.base.store import write_bytes, write_json, write_tensors
+from fedcal.base.store import write_bytes, write_json
 from fedcal.data import Client, skew, together
 from fedcal.learn.local import predict, train_locally
 from fedcal.methods import spec_of
 from fedcal.methods.spec import file_name
 from fedcal.protocol import Privacy, Server
 from fedcal.simulate.assemble import assemble, sgd
-from fedcal.simulate.config import SCHEMA, Config
+from fedcal.simulate.config import Config
 from fedcal.simulate.federation import Federation
-from fedcal.simulate.runs import summarise
+from fedcal.simulate.runs import summarise, write_outcome
 from fedcal.transport.flower.average import ExactFedAvg
 from fedcal.transport.flower.server import ALL_NODES
 from fedcal.transport.flower.strategy import CalibratedStrategy
@@ -127,8 +127,6 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
         state: the federation, with the final model.
         strategy: at its end.
     """
-    from fedcal import report  # matplotlib is slow to import, and only needed here
-
     spec, classes = spec_of(strategy.server.plan.method), len(state.classes)
     strategy.scaler.save(folder / "scalers" / f"{file_name(spec)}.safetensors")
     # Results name clients and their label counts: of a private run, the strategy itself writes what may be shown.
@@ -138,14 +136,10 @@ def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> 
     if strategy.secure:
         here = [together(ALL_NODES, here)]
     scalers = {"uncal": Server("uncal", classes).scaler, spec: strategy.scaler}
-    state = replace(state, clients=here, skew=skew(here, classes), scalers=scalers)
+    state = replace(state, clients=here, skew=skew(here, classes), scalers=scalers, round=state.config.rounds)
     views = {"local": {"uncal": "uncal", "local": spec}, "own": {"uncal": "uncal", "own": spec}}
     order = [client.name for client in here]
     results = summarise(state, {kind: strategy.measured.select(names, order) for kind, names in views.items()})
-    settings = state.config
-    about = {"schema": SCHEMA, "model": settings.model, "classes": list(state.classes), "round": settings.rounds}
-    write_json(folder / "config.json", settings.to_dict())
+    write_json(folder / "config.json", state.config.to_dict())
     write_bytes(folder / "rounds.jsonl", b"")  # losses stay with the strategy
-    write_tensors(folder / "model.safetensors", dict(state.model.state_dict()), about)
-    write_json(folder / "results.json", results)
-    report.write(folder)
+    write_outcome(folder, state, results)

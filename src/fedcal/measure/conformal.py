@@ -15,24 +15,21 @@ from fedcal.base.checks import check_labels
 class SetTally:
     """Sums that add with `+`: coverage and mean size of the sets of any number of clients."""
 
-    n: float  # samples, or the sum of their weights
-    covered: float
-    size: float
+    n: int
+    covered: int
+    size: int  # of all sets together
 
     @classmethod
-    def of(cls, sets: Any, labels: Any, weights: Any = None) -> SetTally:
+    def of(cls, sets: Any, labels: Any) -> SetTally:
         """Tally prediction sets.
 
         Args:
             sets: (N, K) booleans.
             labels: (N,) column numbers.
-            weights: (N,) weights of the samples; 1 each if not given.
         """
         sets = as_array(sets)
         labels = check_labels(labels, *sets.shape)
-        w = np.ones(len(labels)) if weights is None else as_array(weights).astype(float)
-        covered = sets[np.arange(len(labels)), labels]
-        return cls(float(w.sum()), float(w @ covered), float(w @ sets.sum(1)))
+        return cls(len(labels), int(sets[np.arange(len(labels)), labels].sum()), int(sets.sum()))
 
     def __add__(self, other: SetTally) -> SetTally:
         return SetTally(self.n + other.n, self.covered + other.covered, self.size + other.size)

@@ -218,7 +218,7 @@ def equal_mass_ece(probs: Any, labels: Any, n_bins: int = 15, *, classes: Any = 
         0.15
     """
     confidence, correct = top_label(*_checked(probs, labels, classes))
-    equal_width(n_bins)  # checks n_bins
+    n_bins = check_whole(n_bins, "n_bins")
     order = np.argsort(confidence, kind="stable")
     gap = (confidence - correct)[order]
     return float(sum(abs(part.sum()) for part in np.array_split(gap, n_bins)) / len(gap))

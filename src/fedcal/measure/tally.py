@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add
 from typing import Any
@@ -88,19 +88,7 @@ class Tally:
     def __add__(self, other: Tally) -> Tally:
         if len(self.classes) != len(other.classes):
             raise FedCalError(f"tallies of {len(self.classes)} and {len(other.classes)} classes do not add")
-        return Tally(
-            self.n + other.n,
-            self.correct + other.correct,
-            self.top3 + other.top3,
-            self.nll + other.nll,
-            self.brier + other.brier,
-            self.confidence + other.confidence,
-            self.reliability + other.reliability,
-            self.fine + other.fine,
-            self.classes + other.classes,
-            self.hits + other.hits,
-            self.predicted + other.predicted,
-        )
+        return Tally(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
 
     def summary(self, interval: bool = False, min_count: int = 0) -> dict[str, float]:
         """The metrics by name, as fractions.

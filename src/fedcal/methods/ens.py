@@ -35,12 +35,8 @@ class Ens(Averaged):
         return {"temperatures": np.stack([u.content["temperature"] for u in updates])}
 
     def apply(self, params: Params, logits: Any) -> Any:
-        return ensemble(params, logits)
-
-
-def ensemble(params: Params, logits: Any) -> Any:
-    """log of the mean of the clients' scaled probabilities, (1/C) Σ_c σ(θ / T_c); a few clients at a time."""
-    temperatures = params["temperatures"]
-    few = (temperatures[first : first + FEW, None, None] for first in range(0, len(temperatures), FEW))
-    parts = [logsumexp(log_softmax(logits / some, 2), 0) for some in few]
-    return keep_order(logsumexp(namespace(logits).stack(parts), 0) - math.log(len(temperatures)), logits)
+        """log of the mean of the clients' scaled probabilities, (1/C) Σ_c σ(θ / T_c); a few clients at a time."""
+        temperatures = params["temperatures"]
+        few = (temperatures[first : first + FEW, None, None] for first in range(0, len(temperatures), FEW))
+        parts = [logsumexp(log_softmax(logits / some, 2), 0) for some in few]
+        return keep_order(logsumexp(namespace(logits).stack(parts), 0) - math.log(len(temperatures)), logits)

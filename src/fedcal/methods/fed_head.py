@@ -27,8 +27,8 @@ from fedcal.exact.head_fit import CHOOSING_ROUNDS, FOLD_ROUNDS, RIDGES
 from fedcal.exact.head_queries import HeadScales, HeadStart, HeadSums
 from fedcal.exact.head_samples import HeadSamples
 from fedcal.exact.linear import centre
+from fedcal.exact.maps import apply_confidence_map
 from fedcal.exact.prepared import Prepared
-from fedcal.exact.queries import apply_confidence_map
 from fedcal.exact.solve import Program
 from fedcal.exact.stages import average_map, fit_linear, fit_prior_shift, start
 from fedcal.methods.fed_linear import first_stage

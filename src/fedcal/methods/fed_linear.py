@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedcal.base.arrays import Params
-from fedcal.base.query import Query
 from fedcal.exact import queries
 from fedcal.exact.linear import FAMILIES, apply_linear, centre
 from fedcal.exact.private import HISTOGRAMS, MATRIX_STEPS, STEPS, Family, fit_privately
@@ -44,7 +43,6 @@ def private_fit_stages(family: Family, *, also: bool = False) -> tuple[Stage, ..
 @dataclass(frozen=True)
 class FedLinear(Additive):
     leaves = "sums of loss, gradient and Hessian"
-    private = True
 
     name: str = "fed-bias"
     summary: str = "temperature and class bias, exactly, from sums"
@@ -63,11 +61,6 @@ class FedLinear(Additive):
 
     def private_program(self, n_classes: int, clip: float | None) -> Program:
         return (yield from fit_privately(n_classes, self.family, clip)).params
-
-    def params_from(self, query: Query) -> Params:
-        if isinstance(query, queries.LinearSums) and query.points[0].family == self.family:
-            return {self.family: query.points[0].at[0]}
-        return {}
 
     def apply(self, params: Params, logits: Any) -> Any:
         return first_stage(params, logits)

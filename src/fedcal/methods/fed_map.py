@@ -24,7 +24,6 @@ from fedcal.methods.method import Additive, Stage, option
 @dataclass(frozen=True)
 class FedMap(Additive):
     leaves = "sums of loss and gradient; a histogram of confidences"
-    private = True
 
     name: str = "fed-beta"
     summary: str = "temperature, then a beta map of the top confidence"

@@ -40,7 +40,6 @@ class NetGradient(SumQuery):
 @dataclass(frozen=True)
 class FedOP(Additive):
     leaves = "sums of loss and gradient of a K-H-H-K net"
-    private = True
 
     name: str = "fed-op"
     summary: str = "one order-preserving net by summed gradients"

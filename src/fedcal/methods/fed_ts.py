@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Params
-from fedcal.base.query import Query
 from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import Slope
 from fedcal.exact.solve import Program
@@ -20,7 +19,6 @@ from fedcal.methods.method import Additive, Stage
 @dataclass(frozen=True)
 class FedTS(Additive):
     leaves = "two sums: slope and curvature"
-    private = True
 
     name: str = "fed-ts"
     summary: str = "the pooled temperature, exactly, from sums"
@@ -45,9 +43,6 @@ class FedTS(Additive):
         limits = 1 / T_MAX, 1 / T_MIN
         found = (yield from fit_privately(n_classes, "temperature", clip, labels=False, limits=limits)).params
         return found | {"temperature": np.clip(1 / found["temperature"][0], T_MIN, T_MAX)}
-
-    def params_from(self, query: Query) -> Params:
-        return {"temperature": np.array(1 / query.b)} if isinstance(query, Slope) else {}
 
     def apply(self, params: Params, logits: Any) -> Any:
         return temperature(params, logits)

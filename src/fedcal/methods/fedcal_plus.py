@@ -36,7 +36,7 @@ from fedcal.exact.candidates import (
 )
 from fedcal.exact.linear import FAMILIES, centre
 from fedcal.exact.private import Family, fit_privately
-from fedcal.exact.queries import SumQuery, apply_confidence_map
+from fedcal.exact.queries import SumQuery
 from fedcal.exact.solve import Program, Sums
 from fedcal.exact.stages import MATRIX_NEWTON_MAX, Clients, average_map, fit_linear, fit_prior_shift, start
 from fedcal.methods.fed_linear import first_stage, fit_stages, private_fit_stages, start_stages
@@ -49,7 +49,6 @@ MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all th
 @dataclass(frozen=True)
 class FedCalPlus(Additive):
     leaves = "sums of loss, gradient, Hessian, label counts; histograms of confidences"
-    private = True
 
     name: str = "fedcal-plus"
     summary: str = "linear map and confidence map by cross-fitting, from sums"
@@ -141,7 +140,7 @@ class FedCalPlus(Additive):
     def _posterior(self, params: Params, logits: Any) -> Any:
         """What the scaler believes of all classes, which a client may shift: without the order that `keep` puts back."""
         u = first_stage(params, logits)
-        return u if "order" in params else apply_confidence_map(u, params)
+        return u if "order" in params else maps.apply_confidence_map(u, params)
 
     def apply(self, params: Params, logits: Any) -> Any:
         u = self._posterior(params, logits)

@@ -18,7 +18,7 @@ from fedcal.base.arrays import Array, Params
 from fedcal.base.query import Query, contiguous
 from fedcal.base.seeds import stream_seed, torch_rng
 from fedcal.base.store import nest, unnest
-from fedcal.errors import FedCalError, counted
+from fedcal.errors import FedCalError, counted, reason_of
 from fedcal.exact.solve import Program
 from fedcal.methods.robust import Robust, robust_mean
 
@@ -66,10 +66,6 @@ class Fit(ABC):
     @abstractmethod
     def advance(self, gathered: Any) -> None:
         """Go on with what a round came to."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """End the fit with the scaler that it has so far."""
 
     @abstractmethod
     def state(self, since: int = 0) -> tuple[Params, dict[str, Any]]:
@@ -121,9 +117,6 @@ class AveragingFit(Fit):
                 updates = [Update(robust_mean([update.content for update in updates], self.robust), n=1)]
             self.params = self.combine(self.params, updates)
 
-    def stop(self) -> None:
-        self.rounds = self.received
-
     def state(self, since: int = 0) -> tuple[Params, dict[str, Any]]:
         tensors = nest("params", self.params)
         for number, update in enumerate(self.latest.values()):
@@ -146,15 +139,14 @@ class ExactFit(Fit):
 
     Args:
         program: yields queries, is sent the summed replies, and returns the scaler's parameters.
-        params_from: the parameters that a query holds, for a fit that is stopped early.
         rounds: how many at most.
     """
 
-    def __init__(self, program: Program, params_from: Callable[[Query], Params], rounds: int) -> None:
+    def __init__(self, program: Program, rounds: int) -> None:
         self.rounds, self.received = rounds, 0
         self.params: Params = {}
         self.history: list[Params] = []  # the sums of every round
-        self._program, self._params_from = program, params_from
+        self._program = program
         self.query: Query | None = contiguous(next(program))
 
     def gather(self, updates: Iterable[tuple[str, Update]]) -> Params:
@@ -174,21 +166,13 @@ class ExactFit(Fit):
                 raise FedCalError("the fit has ended already: start again") from None
             self.params, self.query = contiguous(finished.value), None
         except (RuntimeError, ArithmeticError, LookupError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise FedCalError(f"round {self.received}: the sums lead nowhere ({reason}): check the clients") from None
+            raise FedCalError(
+                f"round {self.received}: the sums lead nowhere ({reason_of(error)}): check the clients"
+            ) from None
         if self.query is not None and self.received >= self.rounds:
             raise FedCalError(
                 f"the fit was not done after {counted(self.received, 'round')}: leave rounds out, it knows when to stop"
             )
-
-    def stop(self) -> None:
-        # With the scaler that the query holds: noise for privacy keeps a solver from settling.
-        self.params = contiguous(self._params_from(self.query) if self.query else {})
-        if not self.params:
-            raise FedCalError(
-                "the privacy budget's rounds ended before there was a scaler: give more rounds, or a larger ε"
-            )
-        self.query = None
 
     def state(self, since: int = 0) -> tuple[Params, dict[str, Any]]:
         if not self.keeps_history:

@@ -50,10 +50,6 @@ class LRTS(Averaged):
         return mean(updates, weighted=True)
 
     def apply(self, params: Params, logits: Any) -> Any:
-        return linear_temperature(params, logits)
-
-
-def linear_temperature(params: Params, logits: Any) -> Any:
-    """θ / T(θ) with T(θ) = Wθ + b: one temperature per sample, so order is kept."""
-    t = logits @ params["weight"] + params["bias"]
-    return keep_order(logits / namespace(logits).clip(t, T_MIN, T_MAX)[:, None], logits)
+        """θ / T(θ) with T(θ) = Wθ + b: one temperature per sample, so order is kept."""
+        t = logits @ params["weight"] + params["bias"]
+        return keep_order(logits / namespace(logits).clip(t, T_MIN, T_MAX)[:, None], logits)

@@ -26,7 +26,6 @@ from fedcal.base.arrays import Array, Params
 from fedcal.base.folds import FOLDS
 from fedcal.base.query import Query, parts
 from fedcal.base.seeds import torch_rng
-from fedcal.errors import FedCalError
 from fedcal.exact.prepared import ALL, FoldMap, Prepared
 from fedcal.exact.private_query import PrivateQuery
 from fedcal.exact.queries import Points, Start, SumQuery
@@ -83,7 +82,6 @@ class Method(ABC):
 
     leaves: ClassVar[str]  # what leaves a client
     additive: ClassVar[bool] = False  # the server only adds replies up: secure aggregation can do that
-    private: ClassVar[bool] = False  # it has a private program
     needs_pooled_data: ClassVar[bool] = False  # a reference, not a federated method
     takes: ClassVar[Literal["logits", "features"]] = "logits"  # what a row of samples holds; features: logits too
 
@@ -104,6 +102,11 @@ class Method(ABC):
     def may_ask_privately(self) -> tuple[type[Query], ...]:
         """The kinds of query that its server may ask under differential privacy."""
         return tuple(dict.fromkeys(stage.query for stage in self.private_stages(2)))
+
+    @property
+    def private(self) -> bool:
+        """Whether it has a private program."""
+        return bool(self.private_stages(2))
 
     @property
     def remembers(self) -> bool:
@@ -222,14 +225,6 @@ class Method(ABC):
         """
         return {}
 
-    def params_from(self, query: Query) -> Params:
-        """Return the scaler that a query already holds, for a fit that is stopped early; empty if it holds none.
-
-        Args:
-            query: the last one.
-        """
-        return {}
-
 
 @dataclass(frozen=True)
 class Averaged(Method):
@@ -276,9 +271,6 @@ class Averaged(Method):
     def personal(self, params: Params, memory: Params, logits: Array, labels: Array | None) -> Params:
         return memory
 
-    def params_from(self, query: Query) -> Params:
-        return query.params if isinstance(query, FitScaler) else {}
-
 
 @dataclass(frozen=True)
 class Additive(Method):
@@ -303,14 +295,14 @@ class Additive(Method):
             n_classes: K of the logits.
             clip: the norm to which logits are shortened; None: found from the samples.
         """
-        raise FedCalError(f"{self.name} has no private form: choose fedcal-plus, fed-bias or another that only adds")
+        raise NotImplementedError  # a method with private stages has one; `Privacy.check` refuses the others
 
     def begin(self, n_classes: int, rounds: int, seed: int) -> Fit:
-        return ExactFit(self.program(n_classes), self.params_from, rounds)
+        return ExactFit(self.program(n_classes), rounds)
 
     def begin_private(self, n_classes: int, rounds: int, clip: float | None) -> Fit:
         """Start the server's half under differential privacy."""
-        return ExactFit(self.private_program(n_classes, clip), self.params_from, rounds)
+        return ExactFit(self.private_program(n_classes, clip), rounds)
 
     def reply(self, query: Query, samples: Prepared, memory: Params) -> Update:
         assert isinstance(query, SumQuery)

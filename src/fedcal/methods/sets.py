@@ -8,7 +8,7 @@ of the scaler. This is split conformal prediction on the pooled held-out samples
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from fedcal.base.site_sets import CONCENTRATIONS, site_curve, spread_likelihood,
 from fedcal.errors import FedCalError, counted
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.solve import Program
-from fedcal.methods.method import Additive, Stage, Update, option
+from fedcal.methods.method import Additive, Method, Stage, Update, option
 
 NUMBERS = 1 << 20  # of a reply at most, where every class has a histogram of its own
 CLASS_BINS = 2048  # of such a histogram at most
@@ -92,8 +92,7 @@ class WithSets(Additive):
             raise FedCalError(
                 "conformal sets need samples that the model was not trained on: leave out fit_on, or alpha"
             )
-        same = ("name", "summary", "schedule", "rounds", "logits_of", "fit_on", "average")
-        return cls(inner=inner, sets=sets, **{name: getattr(inner, name) for name in same})
+        return cls(inner=inner, sets=sets, **{same.name: getattr(inner, same.name) for same in fields(Method)})
 
     @property
     def leaves(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - it follows from the inner method's
@@ -149,9 +148,6 @@ class WithSets(Additive):
         counts = np.stack(rows).sum(1)
         found = np.where(rank_of(LEVELS[:, None], counts) > counts, joined, alone)
         return np.maximum.accumulate(found[::-1])[::-1]  # a larger share of misses never has the higher threshold
-
-    def params_from(self, query: Query) -> Params:
-        return self.inner.params_from(query)
 
     def fitted_on(self, samples: Prepared) -> Prepared:
         return samples.split[0]

@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from fedcal.base.checks import check_value
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, error_context, unknown
 from fedcal.methods.method import Additive, Method
 from fedcal.methods.registry import METHODS
 from fedcal.methods.sets import Sets, WithSets
@@ -105,13 +105,11 @@ def get_method(spec: Any, /, **options: Any) -> Method:
     for option, value in options.items():
         _check_name(name, option, known, option in values, spec)
         values[option] = value
-    try:
+    with error_context(name):
         checked = {option: known[option].check(value) for option, value in values.items()}
         own = {option: value for option, value in checked.items() if option in options_offered(method)}
         chosen, of_sets = replace(method, **own), {o: value for o, value in checked.items() if o not in own}
         return WithSets.of(chosen, Sets(**of_sets)) if of_sets and isinstance(chosen, Additive) else chosen
-    except FedCalError as error:
-        raise FedCalError(f"{name}: {error}") from None
 
 
 def options_offered(method: Method) -> dict[str, Option]:

@@ -24,13 +24,14 @@ from fedcal.methods import method_to_json
 from fedcal.monitor.alternatives import calibration_sums, check_sums, class_counts, n_alternatives
 from fedcal.protocol import Scaler
 from fedcal.protocol.checks import check_client_name
+from fedcal.protocol.messages import MOST_SAMPLES
+from fedcal.protocol.valid import CLASSES
 
 KIND, SCHEMA = "monitor-batch", 1
 MIN_COUNT = 5  # samples of a batch, below which nothing is sent
 TOLERANCE = 0.25  # log-odds by which a probability may be off: true chances of 44 to 56 % where 50 % is predicted
 MOST_TOLERANCE = 5.0
 MOST_BYTES = 1 << 28
-MOST_SAMPLES = 10**12
 
 
 class About(StrEnum):
@@ -54,11 +55,15 @@ _HEADER = Record(
         "site": Text(200),
         "batch": Text(200),
         "n": Number(1, MOST_SAMPLES, whole=True),
-        "n_classes": Number(2, 10**6, whole=True),
+        "n_classes": CLASSES,
         "tolerance": Number(0, MOST_TOLERANCE),
         "scaler": Text(32),
     }
 )
+
+
+def _none() -> Tensor:
+    return torch.zeros(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,10 @@ class Batch:
     n_classes: int
     tolerance: float
     scaler: str  # fingerprint of the global scaler
-    counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # (K,) of labels
-    expected: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # (K,) sums of probabilities
-    ratios: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # (A,) log-likelihood ratios
-    assumed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # (K,) by the prior shift
+    counts: Tensor = field(default_factory=_none)  # (K,) of labels
+    expected: Tensor = field(default_factory=_none)  # (K,) sums of probabilities
+    ratios: Tensor = field(default_factory=_none)  # (A,) log-likelihood ratios
+    assumed: Tensor = field(default_factory=_none)  # (K,) by the prior shift
 
     def pack(self) -> bytes:
         """The batch as bytes."""

@@ -113,11 +113,7 @@ def explain(
             which = "over" if over > under else "under"
             return f"predictions are {which}-confident", found, which
     verb = "predicted" if null is Null.PREDICTIONS else "seen"
-    than = {
-        Null.CALIBRATION: "than its probabilities say",
-        Null.LABELS: "than assumed",
-        Null.PREDICTIONS: "than assumed",
-    }[null]
+    than = "than its probabilities say" if null is Null.CALIBRATION else "than assumed"
     parts = [f"class {name} is {verb} {direction} often" for name, direction, _ in found[:2]]
     return (f"{' and '.join(parts)} {than}" if parts else "no single class explains it"), found, None
 

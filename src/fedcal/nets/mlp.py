@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedcal.base.arrays import softplus
+from fedcal.base.arrays import falling, softplus, tracing
 from fedcal.base.logits import keep_order
 
 Net = dict[str, Tensor]  # weights and biases by name
@@ -52,20 +52,14 @@ def order_preserving(params: Net, logits: Tensor, sorted_input: bool = False) ->
     The sum runs down from the top class (fixed at 0) where the appendix's runs up from the last one: a shift that
     softmax ignores, and the top classes, the ones that matter, keep full floating-point resolution.
     """
-    y, order = _ranked(logits)
+    # ONNX has no stable sort; how ties are broken does not change their values.
+    y, order = logits.topk(logits.shape[1], dim=1) if tracing(logits) else falling(logits)
     stretch = softplus(mlp(params, y if sorted_input else logits))[:, :-1]
     w = stretch * (y[:, :-1] - y[:, 1:])
     ranked = torch.nn.functional.pad(-w.cumsum(dim=1), (1, 0))
     out = torch.empty_like(ranked).scatter(1, order, ranked)
     training = out.requires_grad and not logits.requires_grad
     return out if training else keep_order(out, logits)
-
-
-def _ranked(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row in falling order, and where it came from."""
-    if torch.compiler.is_compiling():  # ONNX has no stable sort; how ties are broken does not change their values
-        return logits.topk(logits.shape[1], dim=1)
-    return logits.sort(dim=1, descending=True, stable=True)
 
 
 def plain_mlp(params: Net, logits: Tensor) -> Tensor:

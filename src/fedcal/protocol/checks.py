@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -16,42 +15,19 @@ import numpy as np
 from fedcal.base.arrays import Params
 from fedcal.base.query import Query, leaves, magnitude
 from fedcal.errors import FedCalError
-from fedcal.exact.linear import unpack_symmetric
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_query import PrivateQuery
 from fedcal.methods import Method
 from fedcal.methods.fit import n_bytes
+from fedcal.protocol.claim import Claim, Known
 from fedcal.protocol.messages import MOST_SAMPLES, Plan, Reply, Request
-from fedcal.protocol.plausible import Claim, check_plausible, check_size
+from fedcal.protocol.plausible import check_plausible, check_size
 
 FAR = 1000.0  # times what the others send: beyond, an update is refused
 LONGEST_NAME = 200  # bytes of a site's name: with a round's number it must still be a file's name
 HEADER = 1 << 20  # bytes that a message may be larger than its tensors
 Who = TypeVar("Who")
 SAMPLES = 1 << 30  # bytes of a client's samples at most, where a method sends them
-
-
-@dataclass(frozen=True)
-class Known:
-    """What a client has declared in earlier rounds of a fit."""
-
-    n: int | None = None  # its samples
-    squares: float | None = None  # the sum of its squared logits
-    probs: bool = False  # whether its scores are probabilities
-    trained: float = 0.0  # its training samples, where a method takes them
-    features: float | None = None  # the sum of squares of its features
-
-    def after(self, reply: Reply) -> Known:
-        """Return what is known after one more reply."""
-        known, content = replace(self, n=reply.n, probs=reply.probs), reply.content
-        if reply.privacy:
-            return known
-        if "squares" in content:
-            known = replace(known, squares=float(content["squares"]))
-        if "trained" in content and "moment" in content:
-            features = float(unpack_symmetric(content["moment"]).diagonal().sum())
-            known = replace(known, trained=float(content["trained"].sum()), features=features)
-        return known
 
 
 # --- at the server -------------------------------------------------------------------------------------------------------
@@ -92,11 +68,7 @@ def check_reply(
             raise FedCalError(
                 f"{client}'s reply: {name!r} is {value.dtype} of shape {tuple(value.shape)}, not {dtype} of {shape}"
             )
-    before = known or Known()
-    claim = Claim(
-        client, request.query, reply.content, reply.n, plan.n_classes, before.squares, reply.clients, before.trained,
-        before.features,
-    )  # fmt: skip
+    claim = Claim(client, request.query, reply.content, reply.n, plan.n_classes, known or Known(), reply.clients)
     check_size(claim)
     if not noisy:
         check_plausible(claim)

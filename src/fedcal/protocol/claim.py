@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,34 @@ from fedcal.base.arrays import Array, Params
 from fedcal.base.checks import SPREAD
 from fedcal.base.query import Query, leaves, magnitude
 from fedcal.errors import FedCalError
+from fedcal.exact.linear import unpack_symmetric
+from fedcal.protocol.messages import Reply
 
 RELATIVE = 1e-9  # rounding of a sum, relative to its terms
 TINY = 1e-150  # the least unit that Hessians are measured in: its square is still a number
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a client has declared in earlier rounds of a fit."""
+
+    n: int | None = None  # its samples
+    squares: float | None = None  # the sum of its squared logits
+    probs: bool = False  # whether its scores are probabilities
+    trained: float = 0.0  # its training samples, where a method takes them
+    features: float | None = None  # the sum of squares of its features
+
+    def after(self, reply: Reply) -> Known:
+        """Return what is known after one more reply."""
+        known, content = replace(self, n=reply.n, probs=reply.probs), reply.content
+        if reply.privacy:
+            return known
+        if "squares" in content:
+            known = replace(known, squares=float(content["squares"]))
+        if "trained" in content and "moment" in content:
+            features = float(unpack_symmetric(content["moment"]).diagonal().sum())
+            known = replace(known, trained=float(content["trained"].sum()), features=features)
+        return known
 
 
 @dataclass(frozen=True)
@@ -26,10 +51,8 @@ class Claim:
     content: Params
     n: int  # samples that the client declares
     n_classes: int
-    squares: float | None = None  # the sum of the client's squared logits, once it has declared it
+    known: Known
     clients: int = 1  # whose sums these are: more than one where they come added up
-    trained: float = 0.0  # training samples beside the n, where a method takes them
-    features: float | None = None  # the sum of squares of the features of all its samples, once it has declared it
 
     @property
     def size(self) -> float:
@@ -40,7 +63,7 @@ class Claim:
     def norm(self) -> float:
         """The root of the client's summed squared logits, or the most that it can be."""
         most = self.n * self.n_classes * SPREAD**2
-        return math.sqrt(most if self.squares is None else self.squares)
+        return math.sqrt(most if self.known.squares is None else self.known.squares)
 
     def require(self, holds: Any, name: str, why: str) -> None:
         """Raise `FedCalError` that names the client and the field, unless the condition holds."""

@@ -48,7 +48,7 @@ SQUARED = {"squares", "slope", "hess", "diag", "gram", "blocks"}  # sums whose t
 
 def check_size(claim: Claim) -> None:
     """Refuse values that are not finite, or larger than sums over n samples can be."""
-    told = float(claim.content["trained"].sum()) if "trained" in claim.content else claim.trained
+    told = float(claim.content["trained"].sum()) if "trained" in claim.content else claim.known.trained
     samples = claim.n + (min(told, MOST_SAMPLES) if told > 0 else 0)  # NaN counts as nothing
     most = 4 * SPREAD * claim.n_classes * samples * claim.size
     for name, value in claim.content.items():

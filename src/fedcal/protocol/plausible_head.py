@@ -42,11 +42,11 @@ def check_head_sums(claim: Claim) -> None:
     k = claim.n_classes
     for i, of in enumerate(claim.query.points):
         sums = unnest(str(i), claim.content)
-        n = claim.n + (claim.trained if of.family == HEAD_ALL else 0.0)
+        n = claim.n + (claim.known.trained if of.family == HEAD_ALL else 0.0)
         claim.require((sums["loss"] >= 0).all(), f"{i}/loss", "is negative")
         rows = sums["grad"][:, 1:].reshape(len(of.at), k, -1)
-        if claim.features is not None:  # Σ |x| ≤ √n · √Σ x²; the 1 beside the features is counted among them
-            bound = 2 * math.sqrt(n) * math.sqrt(claim.features)
+        if claim.known.features is not None:  # Σ |x| ≤ √n · √Σ x²; the 1 beside the features is counted among them
+            bound = 2 * math.sqrt(n) * math.sqrt(claim.known.features)
             claim.require(
                 (np.abs(rows) <= bound).all(), f"{i}/grad", f"is more than {n:g} samples of such features can give"
             )

@@ -28,7 +28,8 @@ from fedcal.methods import Method, Update, get_method
 from fedcal.methods.fit import AveragingFit, Fit, n_bytes
 from fedcal.methods.method import Additive
 from fedcal.methods.robust import Robust
-from fedcal.protocol.checks import Known, check_reply, example_reply, outliers
+from fedcal.protocol.checks import check_reply, example_reply, outliers
+from fedcal.protocol.claim import Known
 from fedcal.protocol.ledger import Ledger, query_bytes
 from fedcal.protocol.messages import MOST_CLASSES, Plan, Reply, Request
 from fedcal.protocol.privacy import Privacy
@@ -99,9 +100,10 @@ class Server:
     @np.errstate(all="ignore")
     def _begin(self) -> None:
         method, k = self.plan.method, self.plan.n_classes
-        self.fit: Fit = method.begin(k, self.rounds, self.plan.seed)
         if self.privacy and isinstance(method, Additive):
-            self.fit = method.begin_private(k, self.rounds, self.privacy.clip)
+            self.fit: Fit = method.begin_private(k, self.rounds, self.privacy.clip)
+        else:
+            self.fit = method.begin(k, self.rounds, self.plan.seed)
         self.fit.robust, self.fit.keeps_history = self.robust, self.history
         self.known: dict[str, Known] = {}  # what clients have declared since the fit began
         self._checked: dict[str, Known] = {}  # the same, of replies that were checked and not yet received

@@ -25,7 +25,7 @@ from fedcal.base.checks import check_kind, log_probs, two_columns, within_spread
 from fedcal.base.last_layer import with_features
 from fedcal.base.logits import keep_order, ordered_softmax
 from fedcal.base.store import write_bytes
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, reason_of, unknown
 from fedcal.protocol import Scaler
 
 OUTPUTS = ("probabilities", "logits")
@@ -207,7 +207,7 @@ def _trace(calibrated: CalibratedModel, example: Tensor) -> bytes:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
+        reason = reason_of(error.__cause__ or error)
         raise FedCalError(f"torch.onnx cannot export this model ({reason}): see if torch.export can") from error
     return program.model_proto.SerializeToString()
 

@@ -62,7 +62,7 @@ def load_checkpoint(path: Path, state: Federation) -> None:
             _load_method(exchange, about["methods"][name], unnest(name, tensors))
         state.round = about["round"]
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if isinstance(error, FedCalError) else "other names or shapes"
+        reason = error if isinstance(error, FedCalError) else "other names or shapes"
         raise FedCalError(f"{path} does not fit this federation ({reason}): delete it, or use another folder") from None
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, error_context, unknown
 
 if TYPE_CHECKING:
     from fedcal.methods import Method
@@ -168,10 +168,8 @@ class Config:
             if key not in names and key != "schema":
                 raise FedCalError(f"{source}: {unknown('field', key, names)}")
         given = {key: value for key, value in values.items() if key != "schema"}
-        try:
+        with error_context(source):
             if isinstance(entries := given.get("method"), list):
                 specs = [spec_of(method_from_json(entry)) if isinstance(entry, dict) else entry for entry in entries]
                 given["method"] = tuple(specs)
             return cls(**given)
-        except FedCalError as error:
-            raise FedCalError(f"{source}: {error}") from None

@@ -156,7 +156,11 @@ def _run(
     on_stage(Stage("measuring", 1, 1))
     if folder:
         on_stage(Stage("writing the report", 0, 1))
-        _save(folder, state, results)
+        for name, scaler in state.scalers.items():
+            scaler.save(folder / "scalers" / f"{file_name(name)}.safetensors")
+        write_outcome(folder, state, results)
+        # The checkpoint goes last, so that a run killed here is finished by --resume.
+        (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         on_stage(Stage("writing the report", 1, 1))
     return results
 
@@ -306,15 +310,11 @@ def _open_folder(folder: Path, state: Federation, resume: bool) -> None:
     write_json(folder / "config.json", state.config.to_dict())
 
 
-def _save(folder: Path, state: Federation, results: Results) -> None:
-    """Everything final; the checkpoint goes last, so that a run killed here is finished by --resume."""
-    config = state.config
-    about = {"schema": SCHEMA, "model": config.model, "classes": list(state.classes), "round": state.round}
+def write_outcome(folder: Path, state: Federation, results: Results) -> None:
+    """Write model, results and report."""
+    about = {"schema": SCHEMA, "model": state.config.model, "classes": list(state.classes), "round": state.round}
     write_tensors(folder / "model.safetensors", {k: v.cpu() for k, v in state.model.state_dict().items()}, about)
-    for name, scaler in state.scalers.items():
-        scaler.save(folder / "scalers" / f"{file_name(name)}.safetensors")
     write_json(folder / "results.json", results)
     from fedcal import report  # matplotlib is slow to import, and only needed here
 
     report.write(folder)
-    (folder / "checkpoint.safetensors").unlink(missing_ok=True)

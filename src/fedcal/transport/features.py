@@ -47,7 +47,7 @@ def feature_clients(
         if name not in held_out:
             raise FedCalError(f"train: {unknown('client', name, held_out)}; a client needs samples to calibrate on too")
     labels = [labels for read in (held_out, trained) for _, labels in read.values()]
-    found, k = find_classes(labels, len(weight), classes), len(weight)
+    found = find_classes(labels, len(weight), classes)
     samples: dict[str, Samples] = {}
     for name, (features, own) in held_out.items():
         parts = [(features, own, False)]
@@ -59,7 +59,6 @@ def feature_clients(
             columns.append(label_client(name, logits, y, found)[1])
             rows.append(join(logits.astype(x.dtype), x, kind))
         samples[name] = np.concatenate([part.astype(rows[0].dtype) for part in rows]), np.concatenate(columns)
-    assert all(rows.shape[1] == k + weight.shape[1] + 1 for rows, _ in samples.values())
     return samples, found, (weight, bias)
 
 

@@ -20,7 +20,8 @@ from fedcal import FedCalError
 from fedcal.federate import task
 from fedcal.federate.app.client_app import app as client_app
 from fedcal.protocol import Reply
-from fedcal.protocol.checks import Known, outliers
+from fedcal.protocol.checks import outliers
+from fedcal.protocol.claim import Known
 from fedcal.protocol.wire import pack, unpack
 from fedcal.transport.flower import Privacy, calibration_mod
 from fedcal.transport.flower.inner import numbers_of, put_back, state_of

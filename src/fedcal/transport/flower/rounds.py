@@ -7,14 +7,12 @@ from logging import INFO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord
 from flwr.common import log
-from flwr.serverapp import Grid
 
+from fedcal.base.arrays import sum_of
 from fedcal.errors import FedCalError
 from fedcal.exact.private_queries import Measure
 from fedcal.exact.private_query import VALUES
-from fedcal.exact.queries import sum_of
 from fedcal.measure.noised import noised_tally
 from fedcal.measure.views import Measured, add_up
 from fedcal.protocol import Privacy, Reply, Request, Server
@@ -27,11 +25,9 @@ from fedcal.transport.flower.records import (
     VIEWS,
     Records,
     data_of,
-    fingerprint,
     pack_scaler,
-    record_of,
 )
-from fedcal.transport.flower.server import ALL_NODES, Cost, Nodes
+from fedcal.transport.flower.server import ALL_NODES, Cost, Frozen, Nodes
 
 if TYPE_CHECKING:
     from fedcal.assess.evaluation import Evaluation
@@ -47,25 +43,14 @@ class Rounds:
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
 
-    def calibrate(
-        self,
-        grid: Grid,
-        server: Server,
-        nodes: list[int],
-        model: ArrayRecord,
-        timeout: float,
-        after_round: Callable[[], None],
-    ) -> list[int]:
+    def calibrate(self, frozen: Frozen, nodes: list[int], after_round: Callable[[], None]) -> list[int]:
         """Run calibration rounds until the server has its scaler.
 
         A node that gives no usable reply is not asked again, and the server goes on without it (`Server.drop`).
 
         Args:
-            grid: of the run.
-            server: asks, and receives.
+            frozen: the model, and the server that asks and receives.
             nodes: those to ask.
-            model: the frozen model.
-            timeout: seconds that nodes have for a round.
             after_round: called after every round, and where the fit begins again.
 
         Returns:
@@ -74,11 +59,12 @@ class Rounds:
         Raises:
             FedCalError: where no node gives a usable reply.
         """
+        server = frozen.server
         while (request := server.request) is not None:
             self.nodes.begin("calibration", request.round)
             faults = len(self.nodes.faults)
-            asked = record_of(pack_request(server.plan, request), phase="reply", model=fingerprint(model), bins=0)
-            records, cost = self.nodes.ask(grid, dict.fromkeys(nodes, asked), model, timeout)
+            asked = frozen.request("reply", pack_request(server.plan, request))
+            records, cost = self.nodes.ask(frozen, dict.fromkeys(nodes, asked))
             replies = self.nodes.read(server, records)
             if not any(reply.n for reply in replies.values()):
                 reasons = "; ".join(str(fault["reason"]) for fault in self.nodes.faults[faults:]) or "none has samples"
@@ -93,27 +79,22 @@ class Rounds:
             after_round()
         return nodes
 
-    def measure(
-        self, grid: Grid, server: Server, nodes: list[int], model: ArrayRecord, timeout: float, n_bins: int
-    ) -> Measured:
+    def measure(self, frozen: Frozen, nodes: list[int], n_bins: int) -> Measured:
         """Send the final scaler to nodes, and receive what they measure.
 
         Args:
-            grid: of the run.
-            server: has the scaler.
+            frozen: the model, and the server that has the scaler.
             nodes: those to ask.
-            model: the frozen model.
-            timeout: seconds that they have.
             n_bins: equal-width confidence bins.
 
         Returns:
             By node name, the model as it is ("uncal"), under the global scaler ("local") and under the node's personal
             one ("own", not under privacy).
         """
+        server = frozen.server
         self.nodes.begin("evaluation", server.ledger.rounds)
         data, k = pack_scaler(server.plan, server.scaler, server.privacy), server.plan.n_classes
-        asked = record_of(data, phase="measure", model=fingerprint(model), bins=n_bins)
-        records, cost = self.nodes.ask(grid, dict.fromkeys(nodes, asked), model, timeout)
+        records, cost = self.nodes.ask(frozen, dict.fromkeys(nodes, frozen.request("measure", data, n_bins)))
         if server.privacy:
             return self._measured_privately(server, server.privacy, records, cost, n_bins)
         found = self.nodes.read_each(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
@@ -145,24 +126,12 @@ class Rounds:
         total = sum_of(reply.content[VALUES] for reply in found.values())
         return noised_measures(self.nodes, server, privacy, query, total, len(found))
 
-    def evaluate(
-        self,
-        grid: Grid,
-        server: Server,
-        nodes: list[int],
-        model: ArrayRecord,
-        timeout: float,
-        n_bins: int,
-        thresholds: Sequence[float],
-    ) -> Evaluation | None:
+    def evaluate(self, frozen: Frozen, nodes: list[int], n_bins: int, thresholds: Sequence[float]) -> Evaluation | None:
         """Evaluate the final scaler at the nodes that share their scores.
 
         Args:
-            grid: of the run.
-            server: has the scaler.
+            frozen: the model, and the server that has the scaler.
             nodes: those to ask.
-            model: the frozen model.
-            timeout: seconds that they have.
             n_bins: as in `measure`: a node measures one scaler, with one number of bins.
             thresholds: probabilities at which decisions are made.
 
@@ -172,10 +141,10 @@ class Rounds:
         from fedcal.assess.message import evaluate_messages
         from fedcal.transport.flower.evaluation import asked_of, pack_evaluation, read_node
 
+        server = frozen.server
         self.nodes.begin("evaluation", server.ledger.rounds)
         data, asked = pack_evaluation(server.plan, server.scaler, thresholds), asked_of(server.plan, thresholds)
-        request = record_of(data, phase="evaluate", model=fingerprint(model), bins=n_bins)
-        records, cost = self.nodes.ask(grid, dict.fromkeys(nodes, request), model, timeout)
+        records, cost = self.nodes.ask(frozen, dict.fromkeys(nodes, frozen.request("evaluate", data, n_bins)))
         found = self.nodes.read_each(records, lambda name, record: read_node(name, data_of(record), asked))
         losses = {node: one.sums.total.samples[2] / max(one.sums.total.n, 1) for node, one in found.items()}
         self._end(found, losses, cost)

@@ -13,14 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp import Grid
+from flwr.app import ConfigRecord
 
-from fedcal.base.arrays import Params
+from fedcal.base.arrays import Params, sum_of
 from fedcal.errors import FedCalError
 from fedcal.exact.private_queries import Measure
 from fedcal.exact.private_query import VALUES
-from fedcal.exact.queries import sum_of
 from fedcal.measure.views import Measured, add_up
 from fedcal.protocol import Reply, Server
 from fedcal.protocol.wire import pack_request, unpack_reply
@@ -32,12 +30,10 @@ from fedcal.transport.flower.records import (
     VIEWS,
     Phase,
     data_of,
-    fingerprint,
     pack_scaler,
-    record_of,
 )
 from fedcal.transport.flower.rounds import noised_measures
-from fedcal.transport.flower.server import ALL_NODES, Cost, Nodes
+from fedcal.transport.flower.server import ALL_NODES, Cost, Frozen, Nodes
 
 
 class SecureRounds:
@@ -53,16 +49,9 @@ class SecureRounds:
         self.rounding = 0.0  # the most by which a sum differed from the exact total, so far
         self._openly: dict[str, Reply] = {}  # by node: what it said of itself with its last vector
 
-    def calibrate(
-        self,
-        grid: Grid,
-        server: Server,
-        nodes: list[int],
-        model: ArrayRecord,
-        timeout: float,
-        after_round: Callable[[], None],
-    ) -> list[int]:
+    def calibrate(self, frozen: Frozen, nodes: list[int], after_round: Callable[[], None]) -> list[int]:
         """Run calibration rounds until the server has its scaler; see `Rounds.calibrate`."""
+        server = frozen.server
         groups = divide([str(node) for node in nodes])
         if server.privacy:  # before anything is asked: the server sees the total of every group
             server.privacy.check_shares(min(map(len, groups)))
@@ -73,7 +62,7 @@ class SecureRounds:
         while (request := server.request) is not None:
             self.nodes.begin("calibration", request.round)
             asked, like = self._members(), server.example
-            totals, cost = self._totals(grid, "reply", pack_request(server.plan, request), like, model, timeout)
+            totals, cost = self._totals(frozen, "reply", pack_request(server.plan, request), like)
             _check_shares(server, totals)
             replies = {name: self._reply(total, like, request.digest) for name, total in totals.items()}
             if not any(reply.n for reply in replies.values()):
@@ -88,19 +77,17 @@ class SecureRounds:
             after_round()
         return sorted(map(int, self._members()))
 
-    def measure(
-        self, grid: Grid, server: Server, nodes: list[int], model: ArrayRecord, timeout: float, n_bins: int
-    ) -> Measured:
+    def measure(self, frozen: Frozen, nodes: list[int], n_bins: int) -> Measured:
         """Send the final scaler to nodes, and receive the total of what they measure; see `Rounds.measure`."""
+        server, k = frozen.server, frozen.server.plan.n_classes
         self.nodes.begin("evaluation", server.ledger.rounds)
-        k = server.plan.n_classes
         one = np.eye(1, k)
         like = measured_arrays("", Measured.of("", dict.fromkeys(VIEWS, one), np.zeros(1, np.int64), n_bins))
         query = Measure(k, 1.0, len(PRIVATE_VIEWS), n_bins)
         if server.privacy:
             like = {VALUES: np.zeros(query.size)}
         data = pack_scaler(server.plan, server.scaler, server.privacy)
-        totals, cost = self._totals(grid, "measure", data, like, model, timeout, n_bins)
+        totals, cost = self._totals(frozen, "measure", data, like, n_bins)
         _check_shares(server, totals)
         took_part = [int(node) for total in totals.values() for node in total.nodes]
         self.nodes.end(took_part, cost)
@@ -120,11 +107,10 @@ class SecureRounds:
     # --- one total ---------------------------------------------------------------------------------------------------------
 
     def _totals(
-        self, grid: Grid, phase: Phase, data: bytes, like: Params, model: ArrayRecord, timeout: float, bins: int = 0
+        self, frozen: Frozen, phase: Phase, data: bytes, like: Params, bins: int = 0
     ) -> tuple[dict[str, Total], Cost]:
         """The total of every group, and what that cost."""
-        layout, cost, about = Layout({name: tuple(t.shape) for name, t in like.items()}), Counter[str](), {}
-        about = {"phase": phase, "model": fingerprint(model), "bins": bins}
+        layout, cost = Layout({name: tuple(t.shape) for name, t in like.items()}), Counter[str]()
         for group in self.groups.values():
             group.begin(layout)
         while waiting := self._waiting():
@@ -132,8 +118,8 @@ class SecureRounds:
             for group in waiting:
                 sent = data if group.asks_for_vectors() else b""
                 for node, parts in group.ask().items():
-                    requests[int(node)] = record_of(sent, **about, **{STAGES: json.dumps(parts)})
-            records, spent = self.nodes.ask(grid, requests, model, timeout)
+                    requests[int(node)] = frozen.request(phase, sent, bins, **{STAGES: json.dumps(parts)})
+            records, spent = self.nodes.ask(frozen, requests)
             cost.update(spent)
             replies = self.nodes.read_each(records, self._read)
             for group in waiting:

@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from logging import WARNING
 from typing import Any, TypeVar
 
@@ -28,8 +30,11 @@ from fedcal.transport.flower.records import (
     MODEL,
     REPLY,
     REQUEST,
+    Phase,
     Records,
     data_of,
+    fingerprint,
+    record_of,
     size,
     take_out,
 )
@@ -38,6 +43,25 @@ T = TypeVar("T")
 LONGEST = 200  # characters of a node's name
 ALL_NODES = "all nodes"  # whose metrics are shown where no single node's are
 Cost = dict[str, int]  # bytes of a round over all nodes: up, down, and the model's own
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The frozen model, whose calibration a server asks nodes about."""
+
+    grid: Grid
+    server: Server
+    model: ArrayRecord
+    timeout: float  # seconds that nodes have for a round
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The model's."""
+        return fingerprint(self.model)
+
+    def request(self, phase: Phase, data: bytes, bins: int = 0, **more: str) -> ConfigRecord:
+        """Return a request about the model."""
+        return record_of(data, phase=phase, model=self.fingerprint, bins=bins, **more)
 
 
 class Nodes:
@@ -162,9 +186,7 @@ class Nodes:
 
     # --- requests about the frozen model -----------------------------------------------------------------------------------
 
-    def ask(
-        self, grid: Grid, requests: Mapping[int, ConfigRecord], model: ArrayRecord, timeout: float
-    ) -> tuple[dict[int, Records], Cost]:
+    def ask(self, frozen: Frozen, requests: Mapping[int, ConfigRecord]) -> tuple[dict[int, Records], Cost]:
         """Send every node its request, and return the nodes' records in reply, and what that cost.
 
         With a request that is about the frozen model, a node gets it once; again if it lost its logits.
@@ -174,13 +196,13 @@ class Nodes:
         began = time.monotonic()
 
         def with_model(nodes: Iterable[int]) -> dict[int, Records]:
-            return {node: contents[node] | {MODEL: model} for node in nodes}
+            return {node: contents[node] | {MODEL: frozen.model} for node in nodes}
 
         def send(contents: dict[int, Records]) -> dict[int, Records]:
             messages = [Message(RecordDict(dict(one)), node, MessageType.TRAIN) for node, one in contents.items()]
             cost["down"] += sum(size([one[REQUEST]]) for one in contents.values())
             cost["model_down"] += sum(size([one[MODEL]]) for one in contents.values() if MODEL in one)
-            replies = ask(grid, messages, max(1.0, began + timeout - time.monotonic()))
+            replies = ask(frozen.grid, messages, max(1.0, began + frozen.timeout - time.monotonic()))
             by_node = {reply.metadata.src_node_id: reply for reply in replies}
             found = {}
             for node in contents:

@@ -36,7 +36,7 @@ from fedcal.transport.flower.inner import weight_of
 from fedcal.transport.flower.records import REQUEST, Phase, Records, record_of, size, take_out
 from fedcal.transport.flower.rounds import Rounds
 from fedcal.transport.flower.secure import SecureRounds
-from fedcal.transport.flower.server import Nodes
+from fedcal.transport.flower.server import Frozen, Nodes
 
 if TYPE_CHECKING:
     from fedcal.assess.evaluation import Evaluation
@@ -177,18 +177,16 @@ class CalibratedStrategy(Strategy):
             if self.checkpoint:
                 self.checkpoint.save_round(self._trained, arrays, self.server, self.nodes)
 
-        rounds = self.secure or self.rounds
-        nodes = rounds.calibrate(grid, self.server, nodes, arrays, limit, after_round)
+        rounds, frozen = self.secure or self.rounds, Frozen(grid, self.server, arrays, limit)
+        nodes = rounds.calibrate(frozen, nodes, after_round)
         if self.checkpoint:
             self.checkpoint.save_measuring(self.nodes)
-        self.measured = rounds.measure(grid, self.server, nodes, arrays, limit, self.n_bins)
+        self.measured = rounds.measure(frozen, nodes, self.n_bins)
         if not self.measured.clients:
             reasons = "; ".join(sorted({str(fault["reason"]) for fault in self.nodes.faults}))
             raise FedCalError(f"no node is left to measure with ({reasons}): go on from the checkpoint, or start again")
         if self.thresholds is not None:
-            self.evaluation = self.rounds.evaluate(
-                grid, self.server, nodes, arrays, limit, self.n_bins, self.thresholds
-            )
+            self.evaluation = self.rounds.evaluate(frozen, nodes, self.n_bins, self.thresholds)
         metrics = {f"fedcal-{key}": value for key, value in self.metrics()["global"].items()}
         result.evaluate_metrics_clientapp[num_rounds] = MetricRecord(
             {**(result.evaluate_metrics_clientapp.get(num_rounds) or {}), **metrics}
