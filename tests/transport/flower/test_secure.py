@@ -18,9 +18,11 @@ from flwr.serverapp.strategy import FedAvg
 import fedcal
 from fedcal import FedCalError, Privacy
 from fedcal.base.store import read_json
+from fedcal.exact.prepared import ALL
+from fedcal.exact.queries import LinearSums, Points
 from fedcal.federate import task
 from fedcal.measure.tally import Tally
-from fedcal.protocol import Server
+from fedcal.protocol import Request, Server
 from fedcal.protocol.wire import pack_request
 from fedcal.secure import divide
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, personal_scaler
@@ -202,8 +204,30 @@ def test_distributed_noise_is_enough_in_every_total(monkeypatch):
 
 
 def test_microscopic_logits_are_refused_by_their_node():
-    with pytest.raises(FedCalError, match="nodes are left"):
-        fit(grid_of(3, node_app(1e-9)), "fed-ts", secure=True)
+    """For one model only: by many, a server would learn a node's largest logit under each, which is not masked."""
+    grid = grid_of(3)
+    for scale, words in ((1e-9, "multiply logits"), (1e-8, "this site has joined"), (1e-7, "this site has joined")):
+        grid.app = node_app(scale)
+        strategy = CalibratedStrategy(FedAvg(), "fed-ts", n_classes=K, secure=True, timeout=1.0, patience=0.0)
+        with pytest.raises(FedCalError, match="nodes are left"):
+            strategy.start(grid, MODEL, num_rounds=0)
+        assert all(words in fault["reason"] for fault in strategy.report()["faults"])
+
+
+def test_a_node_remembers_that_it_has_refused_for_its_samples():
+    """Refusals are not masked: by many of them a server would learn a node's sums."""
+    plan, grid = Server("fed-bias", K).plan, grid_of(1)
+
+    def says(number, scale):
+        query = LinearSums((Points("bias", ALL, "none", np.array([[scale, 0, 0, 0]])),))
+        data = pack_request(plan, Request(plan.federation, number, query))
+        records = {"fedcal.request": record_of(data, phase="reply", model="", bins=0), "fedcal.model": MODEL}
+        (reply,) = grid.send_and_receive([Message(RecordDict(records), 1, "train")], timeout=5)
+        return reply.error.reason if reply.has_error() else ""
+
+    assert says(1, 1.0) == ""
+    assert "which no fit comes to" in says(2, 1e9)
+    assert "replies no more" in says(3, 1e9) and "replies no more" in says(4, 1.0)
 
 
 @pytest.mark.parametrize("keys", [["00" * 32, "02" * 32], ["02" * 32, "02" * 32], ["02" * 32, "02" * 31 + "82"]])
