@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
 
@@ -328,6 +329,23 @@ def test_where_too_many_die_the_round_is_run_again_and_with_fewer_than_three_it_
     assert secure.report()["secure"]["aggregations"] == secure.report()["calibration_rounds"] + 2
     with pytest.raises(FedCalError, match="2 nodes are left, and secure aggregation needs 3"):
         fit(grid_of(4, app), "fed-ts", secure=True)
+
+
+@pytest.mark.filterwarnings("ignore:privacy")  # whatever the noise makes of the fit
+def test_a_total_that_is_lost_costs_privacy_and_the_scaler_is_there_all_the_same(tmp_path):
+    """Two nodes of six fall away while the fourth total is unmasked: the others pay twice, and cannot measure any more."""
+    privacy = Privacy(300.0, where="distributed", nodes=3)
+    inner, gone = node_app(privacy=privacy), Counter[str]()
+
+    def app(message, context):
+        stages = json.loads(message.content["fedcal.request"].get("stages", "[]"))
+        name = context.node_config["name"]
+        gone[name] += name < "n02" and any(part["stage"] == "unmask" for part in stages)
+        return None if gone[name] > 3 else inner(message, context)
+
+    with pytest.raises(FedCalError, match="0 nodes are left"):
+        fit(grid_of(6, app), "fed-bias", secure=True, privacy=privacy, folder=tmp_path)
+    assert fedcal.Scaler.load(tmp_path / "scaler.safetensors").method.name == "fed-bias"
 
 
 def test_a_node_that_loses_the_models_logits_is_sent_the_model_again():

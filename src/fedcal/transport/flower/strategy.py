@@ -179,7 +179,8 @@ class CalibratedStrategy(Strategy):
 
         rounds = self.secure or self.rounds
         nodes = rounds.calibrate(grid, self.server, nodes, arrays, limit, after_round)
-        if self.checkpoint:
+        if self.checkpoint and self.folder:
+            self.scaler.save(self.folder / "scaler.safetensors")  # nodes may have no budget left to measure it with
             self.checkpoint.save_measuring(self.nodes)
         self.measured = rounds.measure(grid, self.server, nodes, arrays, limit, self.n_bins)
         if not self.measured.clients:
