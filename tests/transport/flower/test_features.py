@@ -144,7 +144,7 @@ def test_one_sample_more_does_not_move_others_between_calibration_and_test(make)
     y = torch.arange(200) % 2  # case, control, case, …
 
     def split(rows, kind):
-        batches = [(x[part], y[part]) for part in rows.split(64)]
+        batches = [(x[part], y[part]) for part in (*rows.split(64), rows[:0])]
         z, labels = make(make_model, lambda context: batches)(arrays, None, kind)
         z = getattr(z, "rows", z)
         return Counter((str(row.round(3)), int(label)) for row, label in zip(z, labels, strict=True))
@@ -159,3 +159,13 @@ def test_one_sample_more_does_not_move_others_between_calibration_and_test(make)
         assert not any(left[kind] - whole[kind] for kind in whole)
     shuffled = rows[torch.randperm(200, generator=torch.Generator().manual_seed(1))]
     assert split(shuffled, "test") == whole["test"]
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16, torch.uint8, torch.bool, torch.int64])
+def test_samples_of_any_type_and_shape_are_divided(kind):
+    x = torch.randn(100, 2, 3, 3, generator=torch.Generator().manual_seed(0)).mul(50).to(kind)
+    y = torch.arange(100) % 10
+    assert 25 < to_measure_on(x, y, Counter()).sum() < 75
+    assert not to_measure_on(x[:0], y[:0], Counter()).size
+    same = to_measure_on(torch.zeros(100).to(kind), torch.zeros(100).long(), Counter())  # a number each, all equal
+    assert same.sum() == 50

@@ -149,7 +149,7 @@ def to_measure_on(x: Tensor, y: Tensor, seen: Counter[bytes]) -> Array:
     """
     import torch
 
-    bits = [part.detach().cpu().contiguous().reshape(len(y), -1).view(torch.uint8).numpy() for part in (x, y)]
+    bits = [part[:, None].detach().cpu().flatten(1).contiguous().view(torch.uint8).numpy() for part in (x, y)]
     found = np.zeros(len(y), bool)
     for i, row in enumerate(np.concatenate(bits, 1)):
         sample = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
