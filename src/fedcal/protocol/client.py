@@ -7,8 +7,6 @@ personal = client.personalize(scaler)      # at the end: what it makes of the sc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -139,8 +137,7 @@ class Client:
             return Reply({}, 0, request.digest, probs=self.probs)
         talk = self._consider(request, n) if self.policy else self.talk
         memory = self._memory_before(request)
-        with self._refusing_once(talk):
-            update = self._update(request, memory)
+        update = self._update(request, memory)
         self._before, self.memory = memory, contiguous(update.memory)
         self.federation, self.round, self.talk = request.federation, request.round, talk
         clients = len(self.samples.counts)
@@ -275,31 +272,19 @@ class Client:
             return talk
         if self._size is None:  # so few samples must not show by what is refused either
             self._size = logit_size(logits) if n >= self.policy.min_count else 0.0
-        with self._refusing_once(talk):
+        try:
             if private:
                 check_private_bounds(query, self._size, self.method)
             else:
                 check_bounds(query, self._size, logits.shape[1], self.samples)
                 check_set_query(self.method, query, logits.shape[1])
-        return talk
-
-    @contextmanager
-    def _refusing_once(self, talk: Talk) -> Iterator[None]:
-        """Note a refusal that may depend on the samples, after which the client replies no more.
-
-        Refusals are not masked and cost the server nothing: it could search for the bound in any direction, and so learn
-        the second moment of one node's features to the last digit.
-
-        Args:
-            talk: what the client would remember after its reply.
-        """
-        try:
-            yield
         except FedCalError:
-            if self.policy:
-                pinned = {name: getattr(talk, name) for name in ("federation", "method", "n_classes")}
-                self.talk = replace(self.talk, **pinned, refused=True)
+            # Such a refusal may depend on the samples, is not masked and costs the server nothing: by many of them it could
+            # search for the bound in every direction, and find the second moment of this client's features.
+            pinned = {name: getattr(talk, name) for name in ("federation", "method", "n_classes")}
+            self.talk = replace(self.talk, **pinned, refused=True)
             raise
+        return talk
 
     def _memory_before(self, request: Request) -> Params:
         """What the client had kept when the request was first made."""
