@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +14,9 @@ import pytest
 from fedcal import FedCalError
 from fedcal.base.folds import FOLDS
 from fedcal.base.query import Query
+from fedcal.exact.head import HEAD
+from fedcal.exact.head_queries import HeadSums
+from fedcal.exact.head_samples import join
 from fedcal.exact.linear import centre
 from fedcal.exact.prepared import ALL
 from fedcal.exact.private_queries import Confidences, Gains, MatrixSums, Scales, ScaleSums
@@ -144,6 +148,7 @@ def test_attack_2_gradients_at_parameters_of_the_servers_choice() -> None:
     with pytest.raises(FedCalError, match="asks for LinearSums, which fed-ts never does: do not reply"):
         Knife(asks_matrices(guarded, 1e7), 1e-5).run(-15, 15)
     for b in (1e7, 1e3, 1e-3):  # nor at temperatures that no fit comes to
+        guarded = Attacker(Client("fed-ts", logits, labels, policy=Policy()), check=True)
         with pytest.raises(FedCalError, match="which no fit comes to: do not reply"):
             guarded.ask(Slope(b))
 
@@ -188,8 +193,10 @@ def test_attack_2_within_the_stages() -> None:
     server = Attacker(client, check=True)
     with pytest.raises(FedCalError, match="which no fit comes to"):
         Knife(asks_matrices(server, 1e7), 1e-5).run(-15, 15)
+    assert client.talk.replies == 0
+    client = Client("fed-matrix", logits, labels, policy=Policy())
     with pytest.raises(FedCalError, match="does not, or more often than it needs"):
-        Knife(asks_matrices(server, SHARPEST), 1e-5).cut([-1.0, 1.0])
+        Knife(asks_matrices(Attacker(client, check=True), SHARPEST), 1e-5).cut([-1.0, 1.0])
     assert client.talk.replies == 0
     found, questions = steal_within_fed_matrix(logits, labels)
     assert 5 < found <= 60 and questions == 129  # of 200; without a policy all of them
@@ -219,6 +226,97 @@ def test_attack_2_a_client_of_few_samples_says_that_it_has_none() -> None:
         assert (reply.n, bool(reply.content)) == ((n, True) if replies else (0, False))
     many = Policy(min_count=50)
     assert Attacker(Client("fed-bias", *samples(), policy=many), check=True).ask(Start()).n == 0
+
+
+# --- what refusals tell -------------------------------------------------------------------------------------------------
+
+
+D = 6  # features
+
+
+def asks_heads(attacker: Attacker, row: np.ndarray, too_many: bool) -> bool:
+    """Whether a client refuses a head because of its samples: which a server sees also where sums are masked.
+
+    `too_many`: with a fault beside it, so that no reply is counted: which of two reasons the client gives tells the same.
+    """
+    at = np.zeros((1, 1 + K * (D + 1)))
+    at[0, 1 : D + 2], at[0, D + 2 : 2 * D + 3] = row, -row
+    try:
+        attacker.ask(HeadSums((Points(HEAD, ALL, "none", at),), np.zeros((999 if too_many else 1, D + 1))))
+    except FedCalError as error:
+        return "a head that makes logits larger" in str(error)
+    return False
+
+
+def root_mean_square(refuses: Callable[[float], bool]) -> float:
+    """Of the samples' numbers, found by where a client begins to refuse their multiples."""
+    low, high = 1e-2, 1e12
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if refuses(middle) else (middle, high)
+    return 1e4 / low
+
+
+def features_of_client(n: int) -> tuple[Client, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, D))
+    return Client(f"fed-head:features={D}", join(rng.normal(size=(n, K)), x), np.arange(n) % K, policy=Policy()), x
+
+
+@pytest.mark.parametrize("too_many", [False, True])
+def test_refusals_do_not_tell_the_sample_of_a_client_that_says_it_has_none(too_many: bool) -> None:
+    """They told its features to 13 digits: (x · w)² for every w."""
+    client, x = features_of_client(1)
+    attacker, unit = Attacker(client, check=True), np.eye(D + 1)
+
+    def number(j: int) -> float:
+        row = 100 * unit[D] + unit[j]
+        return root_mean_square(lambda s: asks_heads(attacker, s * row, too_many)) / math.sqrt(2 / K) - 100
+
+    assert min(abs(number(j) - x[0, j]) for j in range(D)) > 0.01
+    assert client.talk.replies == 0
+
+
+def test_refusals_do_not_tell_the_second_moment_of_a_clients_features() -> None:
+    """They told it to the last digit, and not one reply was counted."""
+    client, x = features_of_client(40)
+    attacker, unit = Attacker(client, check=True), np.eye(D + 1)
+    found = [
+        root_mean_square(lambda s, j=j: asks_heads(attacker, s * unit[j], True)) / math.sqrt(2 / K) for j in range(D)
+    ]
+    truth = np.sqrt((x**2).mean(0))
+    assert sum(abs(a - b) < 0.1 for a, b in zip(found, truth, strict=True)) <= 1
+
+
+def test_a_client_that_has_refused_for_its_samples_replies_no_more() -> None:
+    """Not in this federation, also after a restart; a fault that has nothing to do with them changes nothing."""
+    client = Client("fed-bias", *samples(), policy=Policy())
+    attacker = Attacker(client, check=True)
+    with pytest.raises(FedCalError, match=r"asks for Slope|never asks"):
+        attacker.ask(Slope(1.0))
+    attacker.ask(Start())
+    steep = LinearSums((Points("bias", ALL, "none", np.array([[1e9, 0, 0, 0]])),))
+    with pytest.raises(FedCalError, match="which no fit comes to"):
+        attacker.ask(steep)
+    attacker.client = Client("fed-bias", *samples(), policy=Policy())
+    attacker.client.load_state_dict(client.state_dict())
+    for query in (steep, LinearSums((Points("bias", ALL, "none", np.array([[1.0, 0, 0, 0]])),))):
+        with pytest.raises(FedCalError, match=r"has refused a request .* replies no more"):
+            attacker.ask(query)
+    scaler = Scaler(client.method, {"bias": np.array([1.0, 0, 0, 0])}, K)
+    with pytest.raises(FedCalError, match="replies no more"):
+        client.measure(FEDERATION, scaler, 15)
+
+
+def test_by_central_privacy_a_refusal_does_not_tell_of_few_samples() -> None:
+    """Whatever the size of their logits: a client of four samples counts as none."""
+    query = ScaleSums(K, 0.1, 1.0, np.array([1e6, 0, 0, 0]))
+    for scale, refuses in ((1e-6, False), (1e6, True)):
+        for n in (4, 5):
+            logits, labels = samples(n)
+            client = Client("fed-bias", scale * logits, labels, policy=Policy())
+            with pytest.raises(FedCalError) if refuses and n == 5 else contextlib.nullcontext():
+                assert not PrivateAttacker(client).sums(query).any() or n == 5
 
 
 # --- 2, under a privacy by which the client adds no noise -----------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What a server can do with the messages that it sees, and with lies: not unmask one node."""
 
+import copy
+
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -111,6 +113,31 @@ def test_the_late_vector_of_a_node_that_was_given_up_is_hidden():
     assert looks_uniform(late) and not (late == session.vector).any()
     seed = bytes.fromhex(session.members["03"].seed)
     assert (add(late, negate(session.own_mask(seed))) == session.vector).all()  # it is the seed that hides it
+
+
+def test_late_shares_of_a_total_that_was_made_again_without_a_node_show_its_part():
+    """What remains, as docs/secure.md says: a curious server that keeps late replies has two totals of the same request."""
+    group, first = federation(6), "000"  # which falls away before; another one's shares come too late
+    group.group.begin(group.layout)
+    curious, late = None, dict[str, tuple]()
+    while group.group.total is None:
+        now, replies = group.group._now, {}
+        for name, parts in group.group.ask().items():
+            found, stage = group.reply(name, parts), parts[0]["stage"]
+            late[name] = found
+            if group.group.aggregations or (name, stage) not in ((first, "mask"), ("001", "unmask")):
+                replies[name] = found
+        if now is not None and now.stage == "unmask" and not group.group.aggregations:
+            mine = {
+                name: (next(p for p in parts if p["session"] == now.session), b"") for name, (parts, _) in late.items()
+            }
+            curious = copy.deepcopy(now)
+            curious.receive(mine)
+        group.group.receive(replies)
+    assert curious is not None and len(curious.masked) == 5 and len(group.group.total.nodes) == 4
+    whole = curious.layout.decode(curious.total(), curious.masked)
+    stolen = whole.values["hess"] - group.group.total.values["hess"]
+    assert np.allclose(stolen, group.values["001"]["hess"], atol=1e-12)
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 6, 9])

@@ -368,7 +368,12 @@ def test_a_site_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], atta
     assert call([*command[:2], str(tmp_path / "second"), *command[3:]]) == 2
     said = capsys.readouterr().err
     assert words in " ".join(said.split()) and "Traceback" not in said
-    assert not (tmp_path / "reply").exists() and state.read_bytes() == before
+    assert not (tmp_path / "reply").exists()
+    assert state.read_bytes() == before or words == "which no fit comes to"  # which is noted
+    third = pack_request(plan, Request(plan.federation, 2, Slope(1.1)), ["anna"])
+    (tmp_path / "third").write_bytes(third)
+    noted = call([*command[:2], str(tmp_path / "third"), *command[3:]]) == 2
+    assert noted == (words == "which no fit comes to") == ("replies no more" in capsys.readouterr().err)
 
 
 def call(command: list[str]) -> int:

@@ -142,7 +142,7 @@ def _inverse_temperatures(query: PrivateQuery) -> list[float]:
 def _check_steepness(scales: Array, intercepts: Array, size: float) -> None:
     """Refuse a map that makes logits larger than FURTHEST of logits of this size."""
     steep = max(magnitude(scales) * size, magnitude(intercepts))
-    _require(steep <= FURTHEST, f"a map that makes logits of {steep:.3g}, larger than {FURTHEST:g}")
+    _require(steep <= FURTHEST, f"a map that makes logits larger than {FURTHEST:g}")
 
 
 def _check_heads(query: Query, heads: list[Points | FoldMap], n_classes: int, samples: Prepared | None) -> None:

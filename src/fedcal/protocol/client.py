@@ -133,9 +133,9 @@ class Client:
             return self._private_reply(request, privacy, n)
         if isinstance(request.query, PrivateQuery):
             raise FedCalError("the server asks a private query without privacy: do not reply to this server")
-        talk = self._consider(request) if self.policy and n else self.talk
-        if n < (self.policy.min_count if self.policy else 1):
+        if n < (self.policy.min_count if self.policy else 1):  # before anything that could be refused for its samples
             return Reply({}, 0, request.digest, probs=self.probs)
+        talk = self._consider(request, n) if self.policy else self.talk
         memory = self._memory_before(request)
         update = self._update(request, memory)
         self._before, self.memory = memory, contiguous(update.memory)
@@ -158,7 +158,7 @@ class Client:
             raise FedCalError(
                 f"this client replies to private requests only, not to {kind}: give the server privacy too"
             )
-        talk = self._consider(request) if self.policy else self.talk
+        talk = self._consider(request, n) if self.policy else self.talk
         self._memory_before(request)
         query = replace(request.query, per_client=privacy.unit == "client")
         cost, clients = privacy.cost(query), len(self.samples.counts)
@@ -257,20 +257,33 @@ class Client:
                 f"the request does not fit this client's samples ({reason_of(error)}): check the server"
             ) from error
 
-    def _consider(self, request: Request) -> Talk:
-        """Refuse what the client's policy does not allow; return what it remembers after its reply."""
+    def _consider(self, request: Request, n: int) -> Talk:
+        """Refuse what the client's policy does not allow; return what it remembers after its reply.
+
+        Args:
+            request: the server's.
+            n: samples of the client.
+        """
         assert self.policy
         logits, query = self.samples.logits, request.query
         private = isinstance(query, PrivateQuery)
         talk = self.policy.after(self.talk, request, self.method, query.k if private else logits.shape[1])
         if private and self.privacy:  # its own noise protects it, and a refusal would reveal the size of its logits
             return talk
-        self._size = logit_size(logits) if self._size is None else self._size
-        if private:
-            check_private_bounds(query, self._size, self.method)
-            return talk
-        check_bounds(request.query, self._size, logits.shape[1], self.samples)
-        check_set_query(self.method, request.query, logits.shape[1])
+        if self._size is None:  # so few samples must not show by what is refused either
+            self._size = logit_size(logits) if n >= self.policy.min_count else 0.0
+        try:
+            if private:
+                check_private_bounds(query, self._size, self.method)
+            else:
+                check_bounds(query, self._size, logits.shape[1], self.samples)
+                check_set_query(self.method, query, logits.shape[1])
+        except FedCalError:
+            # Such a refusal may depend on the samples, is not masked and costs the server nothing: by many of them it could
+            # search for the bound in every direction, and find the second moment of this client's features.
+            pinned = {name: getattr(talk, name) for name in ("federation", "method", "n_classes")}
+            self.talk = replace(self.talk, **pinned, refused=True)
+            raise
         return talk
 
     def _memory_before(self, request: Request) -> Params:

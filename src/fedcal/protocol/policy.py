@@ -46,6 +46,7 @@ class Talk:
     stage: int = 0  # the earliest stage that queries may still be of
     used: tuple[int, ...] = ()  # replies of each stage, since the fit began
     measured: str = ""  # the digest of the scaler whose metrics it has sent
+    refused: bool = False  # whether it was asked for what depends on its samples and no fit asks: it replies no more
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -59,9 +60,13 @@ class Talk:
             ValueError: where a value is missing or of another type.
         """
         hints = {entry.name: type(entry.default) for entry in fields(cls)}
-        if not isinstance(values, dict) or values.keys() != hints.keys():
+        if not isinstance(values, dict) or {"refused", *values} != hints.keys():
             raise ValueError("it does not say what the client has replied to")
-        values = {**values, "used": tuple(values["used"])}
+        values = {
+            "refused": False,
+            **values,
+            "used": tuple(values["used"]),
+        }  # a state of an earlier version does not say it
         numbers = [value for name, value in values.items() if hints[name] is int] + list(values["used"])
         if any(type(values[name]) is not hint for name, hint in hints.items()) or any(
             type(number) is not int or number < 0 for number in numbers
@@ -213,6 +218,10 @@ class Policy:
                     f"this site has joined {name} {pinned!r}, and the request is of {value!r}: "
                     "do not reply, or begin with a new state to join that one (--state; a node's fedcal-state)"
                 )
+        if talk.refused:  # if it went on, each further refusal would tell the server a little more of the samples
+            raise FedCalError(
+                "this site has refused a request of this federation that no fit makes: it replies no more"
+            )
         return replace(talk, **now)
 
     def after(self, talk: Talk, request: Request, method: Method, n_classes: int) -> Talk:

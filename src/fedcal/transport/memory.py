@@ -63,7 +63,8 @@ def calibrate(
         classes: the labels of the columns, in their order. If not given: labels are the columns' numbers, or else the
             strings that all clients (of a stream: the first client) have, sorted, where they are as many as the columns.
         privacy: `Privacy(epsilon=4, delta=1e-5)`: fit under differential privacy, to see what it costs. This process still
-            sees all samples: publish only the scaler, and with `where="central"` not the sums of the rounds.
+            sees all samples: publish only the scaler, without its clients' personal parts (`scaler.personal.clear()`), which
+            follow from their labels without noise; and with `where="central"` not the sums of the rounds.
         head: for a method that takes features (`fed-head`): the model's last layer, a torch.nn.Linear or (weight, bias). The
             clients then give (features, labels), and so do those who use the scaler.
         train: for such a method, (features, labels) of samples that the model was trained on, for each client; optional.

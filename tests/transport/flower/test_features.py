@@ -1,5 +1,6 @@
 """fed-head over Flower: nodes take features from the model that they receive; the same scaler as in memory."""
 
+from collections import Counter
 from functools import cache
 
 import numpy as np
@@ -18,7 +19,15 @@ from fedcal.base.features import head_of
 from fedcal.base.last_layer import with_features
 from fedcal.exact.head_samples import join
 from fedcal.protocol import Server
-from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, features_of, personal_scaler
+from fedcal.transport.flower import (
+    CalibratedStrategy,
+    LocalGrid,
+    calibration_mod,
+    features_of,
+    logits_of,
+    personal_scaler,
+)
+from fedcal.transport.flower.samples import to_measure_on
 from fedcal.transport.memory import Exchange
 from transport.flower.help import distance
 
@@ -64,11 +73,13 @@ def in_memory(options: str = "") -> fedcal.Scaler:
     whole, samples = with_features(make_model()), {}
     for i in range(NODES):
         parts = []
-        for kind, step in (("held-out", 2), ("train", 1)):  # every other held-out sample is measured on
+        for kind in ("held-out", "train"):
             with torch.no_grad():
                 found = torch.cat([whole(x) for x, _ in batches(i, kind)]).numpy()
             labels = torch.cat([y for _, y in batches(i, kind)]).numpy()
-            parts.append((join(found[:, :K], found[:, K:], kind == "train")[::step], labels[::step]))
+            seen = Counter()
+            kept = np.concatenate([~to_measure_on(x, y, seen) | (kind == "train") for x, y in batches(i, kind)])
+            parts.append((join(found[:, :K], found[:, K:], kind == "train")[kept], labels[kept]))
         samples[f"n{i}"] = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
     return Exchange(Server(f"fed-head:features={D}{options}", K)).run(samples)
 
@@ -123,3 +134,38 @@ def test_what_a_node_or_a_strategy_lacks_is_one_line():
     with pytest.raises(FedCalError):
         strategy.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=0)
     assert any("asks for 6 features and 3 logits" in str(fault) for fault in strategy.report()["faults"])
+
+
+@pytest.mark.parametrize("make", [logits_of, features_of])
+def test_one_sample_more_does_not_move_others_between_calibration_and_test(make):
+    """Under differential privacy it must not. By every second sample, in matched pairs, the first one moved all others."""
+    x = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    x[100:150] = x[100]  # equal ones
+    y = torch.arange(200) % 2  # case, control, case, …
+
+    def split(rows, kind):
+        batches = [(x[part], y[part]) for part in (*rows.split(64), rows[:0])]
+        z, labels = make(make_model, lambda context: batches)(arrays, None, kind)
+        z = getattr(z, "rows", z)
+        return Counter((str(row.round(3)), int(label)) for row, label in zip(z, labels, strict=True))
+
+    arrays, rows = ArrayRecord(make_model().state_dict()), torch.arange(200)
+    whole = {kind: split(rows, kind) for kind in ("held-out", "test")}
+    assert 80 < whole["held-out"].total() < 120 and sum(map(Counter.total, whole.values())) == 200
+    assert all(40 < sum(n for (_, label), n in one.items() if label) < 60 for one in whole.values())
+    for gone in (0, 57, 120, 199):
+        left = {kind: split(torch.cat([rows[:gone], rows[gone + 1 :]]), kind) for kind in whole}
+        assert sum((whole[kind] - left[kind]).total() for kind in whole) == 1
+        assert not any(left[kind] - whole[kind] for kind in whole)
+    shuffled = rows[torch.randperm(200, generator=torch.Generator().manual_seed(1))]
+    assert split(shuffled, "test") == whole["test"]
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16, torch.uint8, torch.bool, torch.int64])
+def test_samples_of_any_type_and_shape_are_divided(kind):
+    x = torch.randn(100, 2, 3, 3, generator=torch.Generator().manual_seed(0)).mul(50).to(kind)
+    y = torch.arange(100) % 10
+    assert 25 < to_measure_on(x, y, Counter()).sum() < 75
+    assert not to_measure_on(x[:0], y[:0], Counter()).size
+    same = to_measure_on(torch.zeros(100).to(kind), torch.zeros(100).long(), Counter())  # a number each, all equal
+    assert same.sum() == 50

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
 
@@ -18,9 +19,11 @@ from flwr.serverapp.strategy import FedAvg
 import fedcal
 from fedcal import FedCalError, Privacy
 from fedcal.base.store import read_json
+from fedcal.exact.prepared import ALL
+from fedcal.exact.queries import LinearSums, Points
 from fedcal.federate import task
 from fedcal.measure.tally import Tally
-from fedcal.protocol import Server
+from fedcal.protocol import Request, Server
 from fedcal.protocol.wire import pack_request
 from fedcal.secure import divide
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, personal_scaler
@@ -202,8 +205,30 @@ def test_distributed_noise_is_enough_in_every_total(monkeypatch):
 
 
 def test_microscopic_logits_are_refused_by_their_node():
-    with pytest.raises(FedCalError, match="nodes are left"):
-        fit(grid_of(3, node_app(1e-9)), "fed-ts", secure=True)
+    """For one model only: by many, a server would learn a node's largest logit under each, which is not masked."""
+    grid = grid_of(3)
+    for scale, words in ((1e-9, "multiply logits"), (1e-8, "this site has joined"), (1e-7, "this site has joined")):
+        grid.app = node_app(scale)
+        strategy = CalibratedStrategy(FedAvg(), "fed-ts", n_classes=K, secure=True, timeout=1.0, patience=0.0)
+        with pytest.raises(FedCalError, match="nodes are left"):
+            strategy.start(grid, MODEL, num_rounds=0)
+        assert all(words in fault["reason"] for fault in strategy.report()["faults"])
+
+
+def test_a_node_remembers_that_it_has_refused_for_its_samples():
+    """Refusals are not masked: by many of them a server would learn a node's sums."""
+    plan, grid = Server("fed-bias", K).plan, grid_of(1)
+
+    def says(number, scale):
+        query = LinearSums((Points("bias", ALL, "none", np.array([[scale, 0, 0, 0]])),))
+        data = pack_request(plan, Request(plan.federation, number, query))
+        records = {"fedcal.request": record_of(data, phase="reply", model="", bins=0), "fedcal.model": MODEL}
+        (reply,) = grid.send_and_receive([Message(RecordDict(records), 1, "train")], timeout=5)
+        return reply.error.reason if reply.has_error() else ""
+
+    assert says(1, 1.0) == ""
+    assert "which no fit comes to" in says(2, 1e9)
+    assert "replies no more" in says(3, 1e9) and "replies no more" in says(4, 1.0)
 
 
 @pytest.mark.parametrize("keys", [["00" * 32, "02" * 32], ["02" * 32, "02" * 32], ["02" * 32, "02" * 31 + "82"]])
@@ -304,6 +329,23 @@ def test_where_too_many_die_the_round_is_run_again_and_with_fewer_than_three_it_
     assert secure.report()["secure"]["aggregations"] == secure.report()["calibration_rounds"] + 2
     with pytest.raises(FedCalError, match="2 nodes are left, and secure aggregation needs 3"):
         fit(grid_of(4, app), "fed-ts", secure=True)
+
+
+@pytest.mark.filterwarnings("ignore:privacy")  # whatever the noise makes of the fit
+def test_a_total_that_is_lost_costs_privacy_and_the_scaler_is_there_all_the_same(tmp_path):
+    """Two nodes of six fall away while the fourth total is unmasked: the others pay twice, and cannot measure any more."""
+    privacy = Privacy(300.0, where="distributed", nodes=3)
+    inner, gone = node_app(privacy=privacy), Counter[str]()
+
+    def app(message, context):
+        stages = json.loads(message.content["fedcal.request"].get("stages", "[]"))
+        name = context.node_config["name"]
+        gone[name] += name < "n02" and any(part["stage"] == "unmask" for part in stages)
+        return None if gone[name] > 3 else inner(message, context)
+
+    with pytest.raises(FedCalError, match="0 nodes are left"):
+        fit(grid_of(6, app), "fed-bias", secure=True, privacy=privacy, folder=tmp_path)
+    assert fedcal.Scaler.load(tmp_path / "scaler.safetensors").method.name == "fed-bias"
 
 
 def test_a_node_that_loses_the_models_logits_is_sent_the_model_again():

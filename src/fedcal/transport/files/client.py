@@ -98,8 +98,11 @@ def reply(
             found = client.reply(asked)
         except LostState as error:
             raise LostState(f"{state}: {error}; where it is elsewhere, give --state") from None
-        kept = client.state_dict()
-        write_tensors(kept_in, kept["tensors"], kept["about"] | {"site": site}, private=True)
+        except FedCalError:
+            if client.talk.refused:
+                _keep(client, site, kept_in)
+            raise
+        _keep(client, site, kept_in)
         write_bytes(path, pack_reply(found, site))
     return path
 
@@ -146,6 +149,11 @@ def finish(
     final.probs, final.personal, final.federation = probs, {site: personal}, ""
     final.save(out, private=True)  # a personal part reveals the site's label distribution
     return kept.exists()
+
+
+def _keep(client: Client, site: str, state: Path) -> None:
+    kept = client.state_dict()
+    write_tensors(state, kept["tensors"], kept["about"] | {"site": site}, private=True)
 
 
 def _spent(state: Path, privacy: Privacy) -> float:

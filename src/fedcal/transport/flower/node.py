@@ -147,11 +147,11 @@ class Node:
         """The reply to the request; what is no sum of samples is said openly."""
         plan, request = unpack_request(self.data)
         samples = self._frozen(plan)
-        if not (self.policy.privacy or request.privacy):  # under privacy all numbers are of one size
-            check_large_enough(samples[0])
-        client = self._client(plan, samples)
-        reply = client.reply(request)
-        self._keep(client)
+        reply = self._reply_of(self._client(plan, samples), request)
+        if reply.n and not (self.policy.privacy or request.privacy):  # under privacy all numbers are of one size
+            check_large_enough(
+                samples[0]
+            )  # now that the model is kept: by others, a refusal would tell of other numbers
         openly = self._openly(reply)
         return Sums(example_reply(plan.method, plan.n_classes, request.query), reply.content, reply.n, openly)
 
@@ -170,10 +170,19 @@ class Node:
         return pack_reply(replace(reply, content={}, n=0, notes={}), self.name)
 
     def _reply(self, plan: Plan, request: Request, samples: Samples) -> ConfigRecord:
-        client = self._client(plan, samples)
-        data = pack_reply(client.reply(request), self.name)
-        self._keep(client)
+        data = pack_reply(self._reply_of(self._client(plan, samples), request), self.name)
         return record_of(data, client=self.name)
+
+    def _reply_of(self, client: Client, request: Request) -> Reply:
+        """The client's reply; what it keeps is kept, also that it has refused."""
+        try:
+            reply = client.reply(request)
+        except FedCalError:
+            if client.talk.refused:
+                self._keep(client, unnest("personal", self.kept))
+            raise
+        self._keep(client)
+        return reply
 
     @one_thread()
     def _measure(self) -> Measured | Reply:

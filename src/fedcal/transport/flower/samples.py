@@ -6,6 +6,8 @@ measure on) or "train". `logits_of` and `features_of` make one for PyTorch.
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,11 +54,13 @@ def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
 def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]) -> Logits:
     """Make `logits` for a PyTorch app.
 
-    Every second held-out sample is used for calibration, the others for measuring.
+    About half of the held-out samples are used for calibration, the others for measuring: which half, a sample's own numbers
+    say.
 
     Args:
         model: makes the app's model.
-        held_out: gives a node's batches (x, y), or dicts of two, that it does not train on.
+        held_out: gives a node's batches (x, y), or dicts of two, that it does not train on; in any order, but with the same
+            numbers every time.
 
     Returns:
         The function for `calibration_mod`.
@@ -70,8 +74,8 @@ def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]
             raise FedCalError("this method fits on training data: give calibration_mod a function of your own for them")
         net = model()
         net.load_state_dict(arrays.to_torch_state_dict())
-        z, y = _predict(net.eval(), held_out(context))
-        mine = np.arange(len(y)) % 2 == (split == "test")
+        z, y, tested = _predict(net.eval(), held_out(context))
+        mine = tested == (split == "test")
         return z[mine], y[mine]
 
     return logits
@@ -82,8 +86,8 @@ def features_of(
 ) -> Logits:
     """Make the function for `calibration_mod` where the method takes features (`fed-head`).
 
-    Features are the inputs of the model's last layer, which must be torch.nn.Linear. Every second held-out sample is used for
-    calibration, the others for measuring.
+    Features are the inputs of the model's last layer, which must be torch.nn.Linear. Held-out samples are divided as by
+    `logits_of`.
 
     Args:
         model: makes the app's model.
@@ -104,29 +108,51 @@ def features_of(
         net.load_state_dict(arrays.to_torch_state_dict())
         whole, k = with_features(net).eval(), last_linear(net)[1].out_features
 
-        def of(batches: Any, trained: bool) -> tuple[Array, Array]:
-            found, y = (part.numpy() for part in _predict(whole, batches))
-            return join(found[:, :k], found[:, k:], trained), y
+        def of(batches: Any, trained: bool) -> tuple[Array, Array, Array]:
+            found, y, tested = _predict(whole, batches)
+            return join(found[:, :k], found[:, k:], trained), y, tested
 
-        found, labels = of(held_out(context), False)
-        mine = np.arange(len(labels)) % 2 == (split == "test")
+        found, labels, tested = of(held_out(context), False)
+        mine = tested == (split == "test")
         parts = [(found[mine], labels[mine])]
         if split != "test" and train is not None:
-            parts.append(of(train(context), True))
+            parts.append(of(train(context), True)[:2])
         whole_rows, whole_labels = (np.concatenate(list(part)) for part in zip(*parts, strict=True))
         return Rows(whole_rows, k), whole_labels
 
     return rows
 
 
-def _predict(net: nn.Module, batches: Any) -> tuple[Tensor, Tensor]:
-    """What the model returns for all batches, and their labels, on the CPU."""
+def _predict(net: nn.Module, batches: Any) -> tuple[Array, Array, Array]:
+    """What the model returns for all batches, their labels, and which of them to measure on."""
     import torch
 
-    parts = []
+    parts, seen = [], Counter[bytes]()
     with torch.no_grad():
         for batch in batches:
             x, y = batch.values() if isinstance(batch, dict) else batch
-            parts.append((net(x).cpu(), y.cpu()))
-    scores, labels = (torch.cat(list(part)) for part in zip(*parts, strict=True))
-    return scores, labels
+            parts.append((net(x).cpu().numpy(), y.cpu().numpy(), to_measure_on(x, y, seen)))
+    scores, labels, tested = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return scores, labels, tested
+
+
+def to_measure_on(x: Tensor, y: Tensor, seen: Counter[bytes]) -> Array:
+    """Which samples of a batch to measure on: about half of them, and every second one of those that are equal.
+
+    It does not depend on the other samples, nor on their order. If it did, differential privacy would not hold: one sample
+    more or less would change on which side others are.
+
+    Args:
+        x: inputs.
+        y: labels.
+        seen: how often each sample was in the batches before.
+    """
+    import torch
+
+    bits = [part[:, None].detach().cpu().flatten(1).contiguous().view(torch.uint8).numpy() for part in (x, y)]
+    found = np.zeros(len(y), bool)
+    for i, row in enumerate(np.concatenate(bits, 1)):
+        sample = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
+        found[i] = (sample[0] + seen[sample]) % 2
+        seen[sample] += 1
+    return found

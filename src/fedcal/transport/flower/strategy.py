@@ -179,7 +179,8 @@ class CalibratedStrategy(Strategy):
 
         rounds, frozen = self.secure or self.rounds, Frozen(grid, self.server, arrays, limit)
         nodes = rounds.calibrate(frozen, nodes, after_round)
-        if self.checkpoint:
+        if self.checkpoint and self.folder:
+            self.scaler.save(self.folder / "scaler.safetensors")  # nodes may have no budget left to measure it with
             self.checkpoint.save_measuring(self.nodes)
         self.measured = rounds.measure(frozen, nodes, self.n_bins)
         if not self.measured.clients:
