@@ -342,6 +342,11 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
         CSV,
         "x.csv: row 1 below the header, column logit_2: the cell is empty",
     ),
+    "csv with a number of no class": (
+        text("cat,dog,patient,label\n0.5,0.5,7,cat\n"),
+        "calibrate x.csv --probs --out new",
+        "Every column but the label and the site is taken as a class: leave out all others",
+    ),
     "csv not UTF-8": (text(b"\xff\xfe,\n1\n"), CSV, "x.csv: it is not text in UTF-8"),
     "csv without a class": (text("logit_0,logit_2,label\n1,2,0\n"), CSV, "column logit_1 is missing"),
     "csv with one name twice": (text("p_0,p_0,label\n1,2,0\n"), CSV, "two columns have one name"),

@@ -15,6 +15,7 @@ What = Literal["logits", "probs", "features"]
 LABELS = ("labels", "label")
 SITES = ("site", "sites", "client", "clients")
 NOT_SCORES = (*LABELS, *SITES, "predictions", "prediction")
+UNNAMED = "columns"  # all columns, of other names, if the user says what they are
 EITHER = "score"  # a score may be a probability, if the user says so
 KINDS: dict[str, Kind] = {"logits": "logits", "logit": "logits", EITHER: "logits"}
 KINDS |= dict.fromkeys(("probs", "prob", "p", "probabilities", "probability"), "probs")
@@ -113,7 +114,7 @@ def plan_of(header: list[str], kind: What | None, others: Sequence[str]) -> Plan
             f"columns {', '.join(header)}: name the scores logit_0 … or p_0 … (two classes: p), or pass --logits or "
             "--probs; name the labels label"
         )
-    name = choose_scores(at or ["columns"], kind)
+    name = choose_scores(at or [UNNAMED], kind)
     columns = at.get(name, dict(enumerate(free)))
     if missing := [k for k in range(len(columns)) if k not in columns]:
         raise FedCalError(f"column {name}_{missing[0]} is missing: classes are numbered from 0")
