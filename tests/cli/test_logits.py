@@ -349,7 +349,7 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "csv not UTF-8": (text(b"\xff\xfe,\n1\n"), CSV, "x.csv: it is not text in UTF-8"),
     "csv without a class": (text("logit_0,logit_2,label\n1,2,0\n"), CSV, "column logit_1 is missing"),
-    "csv with one name twice": (text("p_0,p_0,label\n1,2,0\n"), CSV, "two columns have one name"),
+    "csv with one name twice": (text("p_0,p_0,label\n1,2,0\n"), CSV, "two columns have the same name"),
     "parquet damaged": (text("hello", "x.parquet"), "calibrate x.parquet --out new", "cannot be read as Parquet"),
     "method unknown": (npz(), CAL + " --method fedcla", "did you mean 'fedcal'?"),
     "method of training": (npz(), CAL + " --method fedcal-literal", "fitted while a model is trained"),

@@ -191,7 +191,7 @@ def _column(values: Any, what: str, n: int) -> np.ndarray | None:
         return None
     column = as_labels(values, what)
     if len(column) != n:
-        raise FedCalError(f"{len(column)} {what} for {n} rows: they must be as many")
+        raise FedCalError(f"{len(column)} {what} for {n} rows: give one for each row")
     whole = column.dtype.kind == "f" and bool((column % 1 == 0).all())
     return column.astype(np.int64) if whole else column
 
