@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 LEVEL = 0.05
@@ -22,8 +22,8 @@ def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json])
     bad_sites, bad_groups = rejected(sites), rejected(groups)
     found = status(pooled, sites, groups)
     said = [headline(pooled, found), *size(pooled)]
-    if wrong_classes(pooled):
-        said += worst_class(pooled["classes"])
+    if bad_classes := wrong_classes(pooled):
+        said += worst_class([(name, pooled["classes"][name]) for name in bad_classes])
     if (p := p_value(pooled)) is not None and p <= LEVEL:
         said += direction(pooled)
     for kind, bad, of in (("sites", bad_sites, sites if len(sites) > 1 else {}), ("groups", bad_groups, groups)):
@@ -59,18 +59,18 @@ def rejected(cells: Mapping[str, Json]) -> list[str]:
     return [name for name in cells if name in found]
 
 
-def wrong_classes(pooled: Json) -> bool:
-    """Whether the probabilities of several classes are wrong: the interval of their mean error does not begin at 0.
+def wrong_classes(pooled: Json) -> list[str]:
+    """Of several classes, those whose probabilities are wrong. The score test of all samples sees only the predicted class.
 
-    The score test above sees only the confidence in the predicted class. It is not used for single classes: calibrated models
-    with sharp probabilities would fail it too often.
+    The interval of the classes' mean error must not begin at 0, and the class must fail its own score test. Calibrated models
+    would fail the first alone too often if probabilities are exactly 0, and the second alone if they are sharp.
     """
-    return "classes" in pooled and (pooled["ici"]["low"] or 0) > 0
+    return rejected(pooled["classes"]) if "classes" in pooled and (pooled["ici"]["low"] or 0) > 0 else []
 
 
-def worst_class(classes: Mapping[str, Json]) -> list[str]:
+def worst_class(classes: Sequence[tuple[str, Json]]) -> list[str]:
     """The class whose probability is furthest off."""
-    known = [(value, name) for name, one in classes.items() if (value := one["ici"]["value"]) is not None]
+    known = [(value, name) for name, one in classes if (value := one["ici"]["value"]) is not None]
     return [f"Furthest off is the probability of class {max(known)[1]}: {percent(max(known)[0])}."] if known else []
 
 
