@@ -47,9 +47,11 @@ def reproduce(
             raise FedCalError(f"{name} has no federations of {', '.join(data)}: leave --data out")
         module.run(out, seeds, quick, say)
         return page
-    wanted = [cell for cell in module.cells(seeds, device, quick) if not data or cell.data in data]
+    every = module.cells(seeds, device, quick)
+    wanted = [cell for cell in every if not data or cell.data in data]
     if not wanted:
-        raise FedCalError(f"{name} has no federations of {', '.join(data or ())}: leave --data out")
+        what, sets = f"{name} --quick" if quick else name, ", ".join(dict.fromkeys(cell.data for cell in every))
+        raise FedCalError(f"{what} has no federations of {', '.join(data or ())}, only of {sets}: leave --data out")
     folders = cells.train(wanted, runs, say, tune=name in ("ensemble", "head"), features=name == "head")
     if name == "ensemble":
         module.present([module.measure(folder) for folder in folders], out)

@@ -138,7 +138,7 @@ LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "client no pair": (lambda: fedcal.calibrate([LOGITS]), "client 0: expected a pair"),  # type: ignore[list-item]
     "client of three": (lambda: fedcal.calibrate([(LOGITS, LABELS, 1)]), "expected a pair"),  # type: ignore[list-item]
-    "clients of one name": (lambda: fedcal.calibrate({0: (LOGITS, LABELS), "0": (LOGITS, LABELS)}), "name them apart"),  # type: ignore[dict-item]
+    "clients of one name": (lambda: fedcal.calibrate({0: (LOGITS, LABELS), "0": (LOGITS, LABELS)}), "rename one"),  # type: ignore[dict-item]
     "method misspelt": (lambda: calibrate(method="fedcla"), "unknown method 'fedcla': did you mean 'fedcal'?"),
     "method far off": (lambda: calibrate(method="zzz"), "choose from uncal"),
     "method no name": (lambda: calibrate(method=["avg-t"]), "method must be a name"),

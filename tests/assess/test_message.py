@@ -65,7 +65,7 @@ def test_odd_headers_are_refused(change, sent):
 def test_classes_without_a_name_of_their_own_are_refused(names, sent):
     tensors, about = unpack(sent)
     assert len(about["classes"]) == 3
-    with pytest.raises(FedCalError, match="doubled, or have no name"):
+    with pytest.raises(FedCalError, match="two classes have the same name, or one has none"):
         SiteMessage.unpack(pack(tensors, about | {"classes": names}))
 
 

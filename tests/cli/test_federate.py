@@ -3,6 +3,8 @@
 import io
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -23,6 +25,16 @@ def run(capsys, *words):
         main(["federate", *map(str, words)])
     out, err = capsys.readouterr()
     return stop.value.code, out, err
+
+
+def test_without_flower_one_line_says_what_to_install(tmp_path):
+    program = (
+        "import sys; sys.modules['flwr'] = None\n"
+        "from fedcal.cli.main import main; main(['federate', '--data', 'heart', '--out', sys.argv[1]])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "fedcal: fedcal.transport.flower needs Flower: pip install 'fedcal[flower]'\n"
 
 
 def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):

@@ -148,8 +148,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "pickled labels": ({"labels": np.array(["a", None] * 2)}, "x.npz: damaged, or no .npz of plain arrays"),
     "sites too few": ({"sites": np.array(["a"])}, "1 sites for 4 rows"),
     "site empty": ({"site": np.array(["a", "", "a", "a"])}, "sites must not be empty: row 1"),
-    "site and client": ({"site": np.arange(4), "client": np.arange(4)}, "site and client are one thing"),
-    "labels and label": ({"label": np.arange(4) % 3}, "labels and label are one thing"),
+    "site and client": ({"site": np.arange(4), "client": np.arange(4)}, "site and client mean the same"),
+    "labels and label": ({"label": np.arange(4) % 3}, "labels and label mean the same"),
     "sites NaN": ({"site": np.array([1, 2, np.nan, 1])}, "sites must be finite"),
     "words, not all": (
         {"labels": np.array(["a", "b"] * 2)},

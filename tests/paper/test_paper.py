@@ -151,7 +151,11 @@ def test_every_plan_names_each_cell_once():
     [
         (["table9"], "'table9' is not one of 'table1', "),
         ([], "Missing argument 'NAME'"),
-        (["table2", "--quick", "--data", "heart"], "table2 has no federations of heart: leave --data out"),
+        (
+            ["table1", "--quick", "--data", "cifar10"],
+            "table1 --quick has no federations of cifar10, only of mnist: leave --data out",
+        ),
+        (["table2", "--data", "heart"], "table2 has no federations of heart, only of mnist: leave --data out"),
         (["theory", "--quick", "--data", "mnist"], "theory has no federations of mnist: leave --data out"),
     ],
 )

@@ -94,3 +94,15 @@ def test_tables_on_a_phone_need_no_sideways_scrolling(browser: Browser, pages: d
     assert browser.value(wide) == 0
     labels = "getComputedStyle(document.querySelector('table.stack td'), '::before').content"
     assert browser.value(labels) not in ("none", "normal", '""')
+
+
+@pytest.mark.parametrize("name", ["run", "two"])
+def test_what_is_unfolded_is_printed(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    shown = "[...document.querySelectorAll('.folded, .folded table')].filter(e => e.getClientRects().length).length"
+    browser.view(1280)
+    browser.visit(pages[name].resolve().as_uri())
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.value(shown) == 0, "nor is there a heading without anything below it"
+    browser.value(UNFOLD)
+    assert browser.value(shown) > 1
+    browser.call("Emulation.setEmulatedMedia", media="")

@@ -149,7 +149,7 @@ def evaluate(
     if kind is None and filled and all(look_like_probs(logits) for logits in filled):
         warn_of_probs()
     if personal and scaler is None:
-        raise FedCalError("personal needs a scaler, whose personal parts are meant")
+        raise FedCalError("personal=True needs a scaler: it uses the personal scalers in it")
     by_site = check_groups(groups, {name: len(labels) for name, (_, labels) in samples.items()}, sites)
 
     def calibrated(name: str, logits: Array) -> Array:

@@ -62,7 +62,7 @@ def as_groups(values: Any, n: int, where: str, variable: str = "") -> np.ndarray
     except FedCalError as error:
         raise FedCalError(f"{where}: {error} (call a missing group, say, unknown; turn ranges into text)") from None
     if len(column) != n:
-        raise FedCalError(f"{where}: {len(column)} {what} for {n} samples: they must be as many")
+        raise FedCalError(f"{where}: {len(column)} {what} for {n} samples: give one for each sample")
     if column.dtype.kind == "f" and (column % 1 == 0).all():
         column = column.astype(np.int64)
     found = column.astype(np.str_)

@@ -95,7 +95,7 @@ class SiteMessage:
         site, groups, variables = check_client_name(about["site"]), about["groups"], about["variables"]
         asked = Asked(tuple(about["classes"]), tuple(map(float, about["thresholds"])))
         if len({*asked.classes, ""}) <= len(asked.classes):
-            raise FedCalError(f"{site}: its classes are doubled, or have no name: name them apart")
+            raise FedCalError(f"{site}: two classes have the same name, or one has none: rename it")
         _check_groups(variables, groups)
         at, k = all_thresholds(asked.thresholds), len(asked.classes)
         if about["schema"] != schema_of(k):
@@ -147,9 +147,11 @@ def evaluate_messages(messages: Sequence[SiteMessage], min_count: int = MIN_COUN
     first, by_name = messages[0], sorted(messages, key=lambda one: one.site)
     for message in by_name:
         if message.site in sites:
-            raise FedCalError(f"two sites have the name {message.site!r}: name them apart")
+            raise FedCalError(f"two sites have the name {message.site!r}: rename one")
         if message.asked != first.asked:
-            raise FedCalError(f"{message.site} and {first.site} differ in classes or thresholds: evaluate all alike")
+            raise FedCalError(
+                f"{message.site} and {first.site} differ in classes or thresholds: use the same at every site"
+            )
         sites[message.site] = message.sums
     variables = join_names(message.variables for message in by_name)
     return summarise(sites.items(), first.asked.classes, first.asked.thresholds, variables, min_count)

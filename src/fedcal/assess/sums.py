@@ -127,7 +127,7 @@ class ScoreSums:
     def __add__(self, other: ScoreSums) -> ScoreSums:
         same = self.first == other.first and np.array_equal(self.thresholds, other.thresholds)
         if self.n_classes != other.n_classes or not same:
-            raise FedCalError("sums of other classes or other thresholds do not add: evaluate all sites alike")
+            raise FedCalError("sums of other classes or other thresholds do not add: use the same at every site")
         return ScoreSums(
             self.n_classes,
             self.thresholds,

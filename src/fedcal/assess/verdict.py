@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 LEVEL = 0.05
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json]) -> list[str]:
-    """A headline, and sentences about what is wrong: overall, at sites, in groups.
+    """A headline, and sentences about what is wrong: overall, for a class, at sites, in groups.
 
     Sites and groups are tested at 5 % over all of them together (Holm), so that a calibrated model is blamed at some site in
     one evaluation of twenty at most.
@@ -22,6 +22,8 @@ def verdict(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json])
     bad_sites, bad_groups = rejected(sites), rejected(groups)
     found = status(pooled, sites, groups)
     said = [headline(pooled, found), *size(pooled)]
+    if bad_classes := wrong_classes(pooled):
+        said += worst_class([(name, pooled["classes"][name]) for name in bad_classes])
     if (p := p_value(pooled)) is not None and p <= LEVEL:
         said += direction(pooled)
     for kind, bad, of in (("sites", bad_sites, sites if len(sites) > 1 else {}), ("groups", bad_groups, groups)):
@@ -57,8 +59,23 @@ def rejected(cells: Mapping[str, Json]) -> list[str]:
     return [name for name in cells if name in found]
 
 
+def wrong_classes(pooled: Json) -> list[str]:
+    """Of several classes, those whose probabilities are wrong. The score test of all samples sees only the predicted class.
+
+    The interval of the classes' mean error must not begin at 0, and the class must fail its own score test. Calibrated models
+    would fail the first alone too often if probabilities are exactly 0, and the second alone if they are sharp.
+    """
+    return rejected(pooled["classes"]) if "classes" in pooled and (pooled["ici"]["low"] or 0) > 0 else []
+
+
+def worst_class(classes: Sequence[tuple[str, Json]]) -> list[str]:
+    """The class whose probability is furthest off."""
+    known = [(value, name) for name, one in classes if (value := one["ici"]["value"]) is not None]
+    return [f"Furthest off is the probability of class {max(known)[1]}: {percent(max(known)[0])}."] if known else []
+
+
 def status(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json]) -> Status:
-    """Whether the probabilities are right: overall and everywhere, overall only, not, or too few samples to say."""
+    """Whether the probabilities are right: everywhere and for every class, overall only, not, or too few samples to say."""
     p = p_value(pooled)
     if pooled.get("hidden") or p is None:
         return "unknown"
@@ -66,7 +83,7 @@ def status(pooled: Json, sites: Mapping[str, Json], groups: Mapping[str, Json]) 
         return "not calibrated"
     if pooled["ici"]["value"] is None:
         return "unknown"
-    return "in part" if rejected(sites) or rejected(groups) else "calibrated"
+    return "in part" if wrong_classes(pooled) or rejected(sites) or rejected(groups) else "calibrated"
 
 
 def headline(pooled: Json, found: Status) -> str:
@@ -74,7 +91,9 @@ def headline(pooled: Json, found: Status) -> str:
     return {
         "unknown": "The calibration cannot be judged: too few samples of a class, or scores that separate the classes.",
         "not calibrated": "The model is not calibrated.",
-        "in part": "The model is calibrated overall, but not everywhere.",
+        "in part": "The confidence is right overall, but the probabilities of the classes are not."
+        if wrong_classes(pooled)
+        else "The model is calibrated overall, but not everywhere.",
         "calibrated": f"These {pooled['n']} samples show no sign of miscalibration.",
     }[found]
 

@@ -220,7 +220,7 @@ def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "label
     """The column of each label, as many as there are rows: integers in 0 … K−1, or any of `classes`, if given."""
     labels = as_labels(values, what)
     if len(labels) != n_samples:
-        raise FedCalError(f"{len(labels)} {what} for {n_samples} rows: they must be as many")
+        raise FedCalError(f"{len(labels)} {what} for {n_samples} rows: give one for each row")
     if classes is not None:
         return to_columns(labels, classes)
     if labels.dtype.kind == "U":

@@ -227,7 +227,7 @@ def _tell_privately(about: dict[str, Any]) -> None:
         f"differential privacy, {spent['where']}: ε = {spent['epsilon']:.3g}, δ = {spent['delta']:g} of each {spent['unit']}"
     )
     if spent["fallback"]:
-        print("no map gained more than noise alone can: probabilities stay as they are")
+        print("no correction gained more than noise alone could: probabilities stay as they are")
     views = {"uncal": "before and after"} if spent["fallback"] else {"uncal": "before", "global": "after"}
     for view, title in views.items():
         print(f"{title:6s} {_noised_metrics(metrics[view], spent['nll_noise'])}")

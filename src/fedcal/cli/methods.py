@@ -20,7 +20,7 @@ out = Console()
 
 CHOICES = (  # what you have or may do, and the method for it; docs/choose.md has the same with more words
     ("clients may send sums over their samples (also masked or with noise)", DEFAULT),
-    ("the same, but the model's decisions must not change", f"{DEFAULT}:accuracy=keep"),
+    ("they may, but the model's decisions must not change", f"{DEFAULT}:accuracy=keep"),
     ("clients may send only two sums per round", "fed-ts"),
     ("there is only one round, and clients may send one number", "avg-t"),
     ("you want the paper's method", "fedcal"),

@@ -40,7 +40,9 @@ Classes = Annotated[
         help="The label of each column, in order, if labels are not 0, 1, 2 and so on. (default: strings in sorted order)",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.", rich_help_panel=ADVANCED)]
+Seed = Annotated[
+    int, typer.Option(help="Random seed; the same seed gives the same results bit for bit.", rich_help_panel=ADVANCED)
+]
 MaxBytes = Annotated[
     int,
     typer.Option(

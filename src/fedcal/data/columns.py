@@ -15,6 +15,7 @@ What = Literal["logits", "probs", "features"]
 LABELS = ("labels", "label")
 SITES = ("site", "sites", "client", "clients")
 NOT_SCORES = (*LABELS, *SITES, "predictions", "prediction")
+UNNAMED = "columns"  # all columns, of other names, if the user says what they are
 EITHER = "score"  # a score may be a probability, if the user says so
 KINDS: dict[str, Kind] = {"logits": "logits", "logit": "logits", EITHER: "logits"}
 KINDS |= dict.fromkeys(("probs", "prob", "p", "probabilities", "probability"), "probs")
@@ -51,7 +52,7 @@ def one_of(names: Sequence[str], found: Iterable[str]) -> str | None:
     """Return the one of several names for the same thing that a file uses; None where it uses none."""
     held = [name for name in found if name in names]
     if len(held) > 1:
-        raise FedCalError(f"{' and '.join(held)} are one thing: leave one of them")
+        raise FedCalError(f"{' and '.join(held)} mean the same: keep one of them")
     return held[0] if held else None
 
 
@@ -91,7 +92,7 @@ def plan_of(header: list[str], kind: What | None, others: Sequence[str]) -> Plan
     at: dict[str, dict[int, int]] = {}
     free = [i for i, name in enumerate(header) if name not in (*NOT_SCORES, *others)]
     if len(set(header)) < len(header):
-        raise FedCalError("two columns have one name: name them apart")
+        raise FedCalError("two columns have the same name: rename one")
     if kind == FEATURES:
         return _features_plan(header, [name for name in others if name in header])
     if not any(header):
@@ -105,7 +106,7 @@ def plan_of(header: list[str], kind: What | None, others: Sequence[str]) -> Plan
                 raise FedCalError(f"column {header[i][:40]}…: classes are numbered from 0")
             numbered = at.setdefault(match[1], {})
             if (other := numbered.setdefault(int(match[2]), i)) != i:
-                raise FedCalError(f"columns {header[other]} and {header[i]} are of one class: leave one of them")
+                raise FedCalError(f"columns {header[other]} and {header[i]} are of one class: keep one of them")
     if not at:  # a single column of two classes
         at = {header[i]: {0: i} for i in free if header[i] in KINDS}
     if not at and kind is None:
@@ -113,7 +114,7 @@ def plan_of(header: list[str], kind: What | None, others: Sequence[str]) -> Plan
             f"columns {', '.join(header)}: name the scores logit_0 … or p_0 … (two classes: p), or pass --logits or "
             "--probs; name the labels label"
         )
-    name = choose_scores(at or ["columns"], kind)
+    name = choose_scores(at or [UNNAMED], kind)
     columns = at.get(name, dict(enumerate(free)))
     if missing := [k for k in range(len(columns)) if k not in columns]:
         raise FedCalError(f"column {name}_{missing[0]} is missing: classes are numbered from 0")

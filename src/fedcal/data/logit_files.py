@@ -33,8 +33,8 @@ from fedcal.base.checks import (
 )
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import MOST_BYTES, write_bytes
-from fedcal.data.columns import KINDS, Kind
-from fedcal.data.readers import SUFFIXES, below_header, pyarrow, read_content
+from fedcal.data.columns import KINDS, UNNAMED, Kind
+from fedcal.data.readers import SUFFIXES, Content, below_header, pyarrow, read_content
 from fedcal.errors import FedCalError, error_context, unknown
 
 LOGITS, PROBS = "logits (columns logit_0 …)", "probs (columns p_0 …; two classes: p)"
@@ -85,7 +85,7 @@ def read_rows(path: Path, kind: Kind | None = None, most_bytes: int = MOST_BYTES
         held = read_content(path, kind, most_bytes, columns)
         meant = kind or KINDS[held.name]
         name_row = below_header if path.suffix.lower() == ".csv" else by_index
-        logits = _as_logits(held.scores, meant, kind is not None, name_row)
+        logits = _as_logits(held, meant, kind is not None, name_row)
         if not len(logits):
             raise FedCalError("no samples: leave this site out")
         labels, sites = _column(held.labels, "labels", len(logits)), _column(held.sites, "sites", len(logits))
@@ -191,17 +191,20 @@ def _column(values: Any, what: str, n: int) -> np.ndarray | None:
         return None
     column = as_labels(values, what)
     if len(column) != n:
-        raise FedCalError(f"{len(column)} {what} for {n} rows: they must be as many")
+        raise FedCalError(f"{len(column)} {what} for {n} rows: give one for each row")
     whole = column.dtype.kind == "f" and bool((column % 1 == 0).all())
     return column.astype(np.int64) if whole else column
 
 
-def _as_logits(scores: Any, kind: Kind, sure: bool, name_row: Callable[[int], str]) -> Array:
+def _as_logits(held: Content, kind: Kind, sure: bool, name_row: Callable[[int], str]) -> Array:
     """Logits, in the type they came in; those that read as probabilities are refused unless the user is sure."""
     try:
-        logits = as_logits(scores, kind == "probs", name_row)
+        logits = as_logits(held.scores, kind == "probs", name_row)
     except FedCalError as error:
-        raise FedCalError(str(error).replace("pass softmax(logits)", f"name them {LOGITS}")) from None
+        instead = f"name them {LOGITS}"
+        if held.name == UNNAMED:
+            instead = "pass --logits. Every column but the label and the site is taken as a class: leave out all others"
+        raise FedCalError(str(error).replace("pass softmax(logits)", instead)) from None
     if kind == "logits" and not sure and look_like_probs(logits):
         raise FedCalError(f"logits look like probabilities (every row sums to 1): name them {PROBS}, or pass --logits")
     return logits

@@ -202,7 +202,7 @@ def _about_cell(value: str, row: int, column: str) -> str:
     where = f"{below_header(row)}, column {column}"
     if not value.strip():
         return f"{where}: the cell is empty: fill it in, or leave the row out"
-    return f"{where}: {value!r} is not a number (a column of labels must be named label, one of sites site)"
+    return f"{where}: {value!r} is not a number (the columns of labels and sites must be named label and site)"
 
 
 def _line(file: IO[str], number: int) -> str:

@@ -44,7 +44,7 @@ def name_clients(clients: Any) -> dict[str, tuple[Any, Any]]:
     pairs: dict[str, tuple[Any, Any]] = {}
     for name, pair in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
         if str(name) in pairs:
-            raise FedCalError(f"two clients have the name {str(name)!r}: name them apart")
+            raise FedCalError(f"two clients have the name {str(name)!r}: rename one")
         pairs[check_shown(str(name))] = check_pair(name, pair)
     if not pairs:
         raise FedCalError("no clients: give (logits, labels) of at least one")

@@ -291,7 +291,7 @@ def _widened(name: Family, t: Array, family: Family, k: int) -> Array:
 
 def _identity(k: int, family: Family, labels: Array, noise: float) -> PrivateFit:
     warnings.warn(
-        "privacy: no map gains more than noise alone can, so that probabilities stay as they are: "
+        "privacy: no correction gains more than noise alone could, so the probabilities stay as they are: "
         "give a larger ε, or more samples",
         FedCalWarning,
         stacklevel=2,

@@ -173,7 +173,8 @@ class Monitor:
             if known[batch.batch][0] == digest:
                 return False
             raise FedCalError(
-                f"{batch.site}: batch {batch.batch!r} was sent before with other sums: give each its name"
+                f"{batch.site}: batch {batch.batch!r} was sent before with other sums: "
+                "give every batch of a site another name (`fedcal monitor sums --batch NAME`)"
             )
         same = next((name for name, of in known.items() if of[0] == digest), None)
         if same is not None and not same_sums:

@@ -38,7 +38,7 @@ from fedcal.protocol.noise import discrete_gaussian
 STEPS = 14  # bits: the grid's spacing is 2⁻¹⁴ of a summand's bound, rounded to a power of two
 FLOATING = 2.0**-20  # what floating-point sums may add to a sensitivity, relatively
 MOST = 2.0**50  # standard deviation of the noise, in steps of the grid: far from the end of 64 bits
-NO_NODES = "distributed noise needs nodes=…: how many honest nodes take part at least"
+NO_NODES = "distributed noise needs nodes=…: the least number of honest nodes that take part"
 LEAST = 16  # variance of a share of the noise, in steps of the grid: see `noise_of_one`
 
 

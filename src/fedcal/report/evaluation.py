@@ -150,7 +150,7 @@ def next_steps(found: Status, sites_differ: bool, calibrated: bool) -> list[tupl
     )
     if calibrated:
         site = " and give each site its personal scaler (--own)" if sites_differ else ""
-        return [(f"Calibrate again, on samples of today{site}.", fit[1]), again]
+        return [(f"Calibrate again on recent samples{site}.", fit[1]), again]
     return [fit, check, ("Until then, do not read a probability of 80 % as 80 %.", "")]
 
 

@@ -187,7 +187,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
             return {"0": (logits, labels)}
         sites = as_labels(groups, "groups")
         if len(sites) != len(labels):
-            raise FedCalError(f"{len(sites)} groups for {len(labels)} rows: they must be as many")
+            raise FedCalError(f"{len(sites)} groups for {len(labels)} rows: give one for each row")
         return name_clients({name: (logits[sites == name], labels[sites == name]) for name in np.unique(sites)})
 
     def _options(self) -> dict[str, Any]:

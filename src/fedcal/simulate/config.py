@@ -79,7 +79,7 @@ class Config:
     method: tuple[str, ...] = _option(_all_methods, "Calibration method, optionally with options: NAME or NAME:OPTION=VALUE,... (see `fedcal methods`); may be repeated [default: all but fed-head].", "Calibration")
 
     n_bins: int = _option(15, "Number of bins of the ECE.", ADVANCED, low=1, high=10_000)
-    seed: int = _option(0, "The same seed gives the same bytes.", "Running", low=0, high=2**63 - 1)
+    seed: int = _option(0, "Random seed; on a CPU, the same seed gives the same results bit for bit.", "Running", low=0, high=2**63 - 1)
     device: str = _option("cpu", "cpu, cuda or cuda:N; calibration itself stays on the CPU.", "Running")
     engine: Literal["auto", "fast", "reference"] = _option("auto", "fast (clients in parallel: CUDA graphs on a GPU, threads on a CPU), reference (a plain loop), or auto: fast where that saves time.", ADVANCED)
     precision: Literal["bf16", "tf32", "fp32"] = _option("bf16", "Precision of training on a GPU with the fast engine; a CPU always uses fp32.", ADVANCED)

@@ -291,9 +291,11 @@ class CalibratedStrategy(Strategy):
             how = "all nodes together" if self.secure else "means over nodes"
             lines.append(f"{'personal scalers':20s} accuracy {own['accuracy']:6.1%}  NLL {own['nll']:.3f}  ({how})")
         if (noise := self.nodes.nll_noise) is not None:
-            lines.append(f"all of it noised for privacy: each NLL by a standard deviation of {noise:.3g}")
+            lines.append(
+                f"all figures carry noise for privacy: that of each NLL has a standard deviation of {noise:.3g}"
+            )
         if self.server.privacy and "fallback" in self.server.fit.params:
-            lines.append("no map gained more than noise alone can: the one scaler for all changes nothing")
+            lines.append("no correction gained more than noise alone could: the one scaler for all changes nothing")
         return "\n".join(lines)
 
     def report(self) -> dict[str, Any]:
