@@ -252,7 +252,7 @@ BAD = {
     "groups of one name": ({"groups": [{"a=b": ["c"] * 100, "a": ["b=c"] * 100}]}, "both have 'a=b=c'"),
     "a site without a name": ({"groups": {"": ["f"] * 100}}, "a site has no name"),
     "a negative count": ({"min_count": -1}, "min_count must be"),
-    "personal without a scaler": ({"personal": True}, "personal needs a scaler"),
+    "personal without a scaler": ({"personal": True}, "personal=True needs a scaler"),
 }
 
 
