@@ -82,6 +82,7 @@ def test_in_one_place_and_by_files_of_sums(place, capsys):
     for line, expected in {
         "server evaluate bad.sums": "bad.sums: the message cannot be read",
         "server evaluate x.csv": "x.csv: the message cannot be read",
+        "server evaluate none.sums": "fedcal: none.sums cannot be read: No such file",
         "server evaluate a.sums a.sums": "two sites have the name 'a'",
         "server evaluate b.sums other.sums": "differ in classes or thresholds",
         "client evaluate x.csv --out y.sums": "2 sites: choose one with --name",
