@@ -64,6 +64,20 @@ def test_curve_errors_by_direct_computation(n):
     np.testing.assert_allclose(curve.at(x)[0], fit.fittedvalues, atol=1e-5)
 
 
+def test_an_error_that_is_small_by_luck_has_no_shorter_interval():
+    """Of 70 samples of a calibrated model some have a curve near the diagonal: that does not show that it is within 0.1 %."""
+    rng, found = np.random.default_rng(5), []
+    for _ in range(60):
+        x = 1.2 * rng.standard_normal(70) - 0.3
+        points = sums(x, (rng.random(70) < expit(x)).astype(int)).points(0)
+        curve = Curve.of(points)
+        found.append([*curve_errors(points, curve).values(), smooth_ece(points, curve)])
+    value, _, high = np.moveaxis(np.array(found), -1, 0)
+    lucky = value[:, 0].argsort()[:5]
+    assert (value[lucky, 0] < 0.02).all()
+    assert (high[lucky] > 0.7 * np.median(high, axis=0)).all()
+
+
 def test_hard_probabilities_are_wrong_for_a_share_of_the_samples():
     """Their interval went from 0 to 1: between a probability of 0 and a fitted one of 0.1, log-odds are no scale."""
     p, y = np.repeat([0.0, 1.0], [600, 400]), np.repeat([0, 1, 0, 1], [540, 60, 120, 280])

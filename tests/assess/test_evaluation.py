@@ -269,3 +269,21 @@ def test_no_samples_at_all():
         fedcal.evaluate([(np.zeros((0, 2)), np.zeros(0, int))])
     with pytest.raises(FedCalError, match="site b has none"):
         fedcal.evaluate({"a": draw(9), "b": draw(9)}, groups={"a": ["f"] * 9})
+
+
+def test_a_scaler_of_features():
+    """It takes six features and gives logits of three classes: the results are those of these logits."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(3, 6))
+    x = {name: rng.normal(size=(150, 6)) for name in "ab"}
+    sites = {name: (v, (v @ truth.T + rng.gumbel(size=(150, 3))).argmax(1)) for name, v in x.items()}
+    scaler = fedcal.calibrate(sites, "fed-head", head=(truth + rng.normal(size=(3, 6)), np.zeros(3)))
+    sex = {name: np.resize(["f", "m"], 150) for name in sites}
+    for personal in (False, True):
+        logits = {name: (scaler.apply(v, name if personal else None), y) for name, (v, y) in sites.items()}
+        found = fedcal.evaluate(sites, scaler, sex, personal=personal)
+        assert found.to_json() == fedcal.evaluate(logits, None, sex, probs=False).to_json()
+        assert found.classes == ["0", "1", "2"]
+    assert fedcal.evaluate(list(sites.values()), scaler, list(sex.values())).pooled["n"] == 300
+    with pytest.raises(FedCalError, match="client b: this scaler was fitted on 6 features"):
+        fedcal.evaluate({"a": sites["a"], "b": (sites["b"][0][:, :3], sites["b"][1])}, scaler)

@@ -8,7 +8,7 @@ from scipy.special import expit
 
 import fedcal
 from fedcal.assess.calibration import curve_errors
-from fedcal.assess.discrimination import auroc
+from fedcal.assess.discrimination import auprc, auroc, decisive
 from fedcal.assess.few_cases import widened
 from fedcal.assess.intervals import Estimate
 from fedcal.assess.measures import class_measures
@@ -41,6 +41,39 @@ def test_intervals_of_rare_events_hold(world, n):
             held.append([holds(found[name], truth[name]) for name in NAMES])
     shares = dict(zip(NAMES, np.nanmean(held, 0), strict=True))
     assert min(shares.values()) >= 0.91, shares
+
+
+@pytest.mark.parametrize(("gap", "n"), [(6, 1000), (5, 500)])
+def test_intervals_hold_where_few_samples_are_in_the_wrong_order(gap, n):
+    """Log-odds around −gap and gap: 3 or 4 samples decide the AUROC's error. Intervals held in 86 to 89 % of draws (AUROC)
+    and 82 to 84 % (AUPRC)."""
+    side = World("sure", gap, 1.0, 0.0, 1.0)
+    grid = gap + np.linspace(-6, 6, 4001)
+    weight = np.exp(-((grid - gap) ** 2) / 2)
+    x = np.concatenate([-grid[::-1], grid])
+    share = np.concatenate([weight[::-1], weight]) / weight.sum() / 2
+    yes, no = 2 * share * expit(x), 2 * share * expit(-x)
+    truth = {
+        "auroc": yes @ (no.cumsum() - no / 2),
+        "auprc": yes @ (yes[::-1].cumsum() / (yes + no)[::-1].cumsum())[::-1],
+    }
+    rng, held = np.random.default_rng(0), []
+    for _ in range(150):
+        x = side.draw(n, rng)[0] * rng.choice([-1, 1], n)
+        y = (rng.random(n) < expit(x)).astype(int)
+        sums = ScoreSums.of(np.stack([np.zeros(n), x], 1), y)
+        found = dict.fromkeys(NAMES, Estimate(math.nan)) | {"auroc": auroc(sums, 0)[0], "auprc": auprc(sums, 0)[0]}
+        found = widened(found, int(y.sum()), int(n - y.sum()), decisive(sums, 0))
+        held.append([holds(found[name], truth[name]) for name in truth])
+    assert min(np.nanmean(held, 0)) >= 0.9, np.nanmean(held, 0)
+
+
+def test_samples_in_the_wrong_order():
+    logits = np.array([[0.0, x] for x in (-3, -2, -1, 1, 2, 3)])
+    assert decisive(ScoreSums.of(logits, np.array([0, 0, 1, 0, 1, 1])), 0) == pytest.approx(1)
+    assert decisive(ScoreSums.of(logits, np.array([1, 0, 0, 0, 1, 1])), 0) == pytest.approx(1)  # of the class
+    assert decisive(ScoreSums.of(logits, np.array([1, 1, 0, 0, 0, 1])), 0) == pytest.approx(2)
+    assert decisive(ScoreSums.of(logits, np.array([0, 0, 0, 1, 1, 1])), 0) == 0
 
 
 def holds(found, value):

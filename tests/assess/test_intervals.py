@@ -57,6 +57,8 @@ def test_random_effects_are_statsmodels():
     assert found.mean == pytest.approx(expected.mean_effect_re, abs=1e-6)
     assert found.tau**2 == pytest.approx(expected.tau2, abs=1e-6)
     assert found.error == pytest.approx(expected.sd_eff_w_re_hksj, rel=1e-5)
+    sure = random_effects(np.array([1.0, 2.0]), np.array([1e-10, 0.5]))  # of one site next to nothing is uncertain
+    assert sure.share == pytest.approx(sure.tau**2 / (sure.tau**2 + 0.25 / 2))
     alike = random_effects(np.array([0.1, 0.1, 0.1]), np.array([0.1, 0.2, 0.3]))
     assert alike.tau == 0 and alike.share == 0
 

@@ -13,7 +13,7 @@ from fedcal.assess.calibration import ERRORS
 from fedcal.assess.influence import influences
 from fedcal.assess.intervals import UNKNOWN, Estimate
 from fedcal.assess.means import Together, mean_over, mean_uncertainty
-from fedcal.assess.measures import measure
+from fedcal.assess.measures import measure, over_classes
 from fedcal.assess.regression import Curve
 from fedcal.assess.score_bins import log_odds
 from fedcal.assess.sums import ScoreSums
@@ -91,6 +91,17 @@ def test_errors_of_classes_without_a_curve_are_left_out():
         assert found[name]["value"] == pytest.approx(np.mean([one[name]["value"] for one in each]))
         assert 0 <= found[name]["low"] <= found[name]["value"] <= found[name]["high"]
     assert Curve.of(sums(z, y).points(3)) is None
+
+
+def test_a_mean_error_that_is_small_by_luck_has_no_shorter_interval():
+    rng, found = np.random.default_rng(0), []
+    for _ in range(60):
+        each, fits = each_class(population := Classes("calibrated").sums(90, 3, rng))
+        means = over_classes(population, each, fits)
+        found.append([means[name] for name in ERRORS])
+    value, _, high = np.moveaxis(np.array(found), -1, 0)
+    lucky = value[:, 0].argsort()[:5]
+    assert (high[lucky] > 0.7 * np.median(high, axis=0)).all()
 
 
 def test_intervals_of_means_cover_and_are_not_far_too_wide():

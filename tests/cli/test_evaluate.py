@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedcal
 from fedcal.cli.main import main
 from scores import draw
 
@@ -82,6 +83,7 @@ def test_in_one_place_and_by_files_of_sums(place, capsys):
     for line, expected in {
         "server evaluate bad.sums": "bad.sums: the message cannot be read",
         "server evaluate x.csv": "x.csv: the message cannot be read",
+        "server evaluate none.sums": "fedcal: none.sums cannot be read: No such file",
         "server evaluate a.sums a.sums": "two sites have the name 'a'",
         "server evaluate b.sums other.sums": "differ in classes or thresholds",
         "client evaluate x.csv --out y.sums": "2 sites: choose one with --name",
@@ -98,3 +100,13 @@ def test_in_one_place_and_by_files_of_sums(place, capsys):
         error = command(capsys, line, code=2)
         assert expected in error.replace("\n", " ") and error.count("\n") <= 3, line
     assert not Path("y.sums").exists()
+
+
+def test_files_hold_no_features(place, capsys):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4))
+    fedcal.calibrate([(x, rng.integers(2, size=60))], "fed-head", head=(x[:2], np.zeros(2))).save("head.safetensors")
+    for line in ("evaluate x.csv --scaler", "client evaluate x.csv --name a --out a.sums --scaler"):
+        assert "takes features, and files hold logits" in command(capsys, f"{line} head.safetensors", code=2).replace(
+            "\n", " "
+        )

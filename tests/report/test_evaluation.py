@@ -13,6 +13,7 @@ import fedcal
 from fedcal import FedCalError
 from fedcal.report import evaluation as pages
 from fedcal.report.evaluation import render, write_page
+from fedcal.report.evaluation_figures import plot_forest
 from fedcal.report.evaluation_tables import as_latex, as_markdown, cell, save_tables
 from scores import classes, draw
 
@@ -61,6 +62,18 @@ def test_names_are_no_formulas(name):
     sites = {name: draw(100, 1), "b": draw(100, 2)}
     page = render(fedcal.evaluate(sites, groups={site: np.resize([name, "x"], 100) for site in sites}), "2 sites")
     assert page.count(f">{name}</text>") == 4 * 2 + 2  # site and group: in four forest plots, and on their own
+
+
+def test_names_in_letters_that_the_plots_font_lacks():
+    page = render(fedcal.evaluate({"北京": draw(100, 1), "b": draw(100, 2)}), "2 sites")  # a warning is an error here
+    assert page.count(">北京</text>") == 4 + 1
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.58, 1.75), (0.9, 1.1), (0.4, 2.4), (0.3, 1.7), (0.02, 3.0)])
+def test_a_logarithmic_scale_has_several_ticks(low, high):
+    axes = plot_forest([("a", {"value": 1.0, "low": low, "high": high})], "O/E ratio", 1.0, log=True).axes[0]
+    ticks = [float(tick.get_text()) for tick in axes.get_xticklabels()]
+    assert 2 <= len(ticks) <= 7 and all(low <= tick <= high for tick in ticks)
 
 
 def test_every_figure_of_the_page_is_in_the_json(result):

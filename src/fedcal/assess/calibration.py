@@ -3,7 +3,9 @@
 These errors are absolute values: a calibrated model's are 0, but measured ones never are, so that a bootstrap would be too
 high. Each end of an interval is found by inverting a test instead. Curves between perfect calibration (share 0) and the
 fitted one (share 1), and beyond, are taken as the truth, and samples are drawn from them. The ends are the errors of the
-first and the last curve under which the measured error is not too large or too small (2.5 % each).
+first and the last curve under which the measured error is not too large or too small (2.5 % each). An error that is less
+than a calibrated model's median one counts as that one for the upper end: no curve makes so small an error likely, and the
+interval would be short by luck.
 `paper/studies/evaluation.py` measures how often the intervals cover.
 """
 
@@ -69,14 +71,15 @@ def curve_errors(points: Points, curve: Curve | None, intervals: bool = True) ->
         root = vectors * np.where(values > 1e-9 * values[-1], 1 / np.sqrt(np.maximum(values, 1e-300)), 0.0)
         return _statistics(np.abs(p - sigmoid(truth + draws @ (design @ root).T)))
 
-    noise = float(sample(x)[0].mean() / max(here[0], 1e-12))
+    null = sample(x)
+    shares = _around(float(null[0].mean() / max(here[0], 1e-12)))
+    seen = np.stack([here, np.maximum(here, np.median(null, axis=1))])[..., None]
     ends = []
     for direction in (fitted, curve_shift(x, fitted)):
-        shares = _around(noise)
         truths = x + shares[:, None] * direction
-        larger = np.stack([sample(truth) >= here[:, None] for truth in truths], axis=1)
+        larger = np.stack([sample(truth) >= seen for truth in truths], axis=2)
         exact = _statistics(np.abs(p - sigmoid(truths)))
-        ends.append([_ends(*one) for one in zip(exact, larger, strict=True)])
+        ends.append([_ends(*one) for one in zip(exact, *larger, strict=True)])
     return {name: _estimate(values[name], *both) for name, *both in zip(ERRORS, *ends, strict=True)}
 
 
@@ -140,15 +143,16 @@ def _around(noise: float) -> np.ndarray:
     return np.linspace(max(0.0, 1 - REACH * noise), 1 + REACH * noise, STEPS)
 
 
-def _ends(errors: np.ndarray, larger: np.ndarray) -> tuple[float, float]:
+def _ends(errors: np.ndarray, larger: np.ndarray, lifted: np.ndarray) -> tuple[float, float]:
     """The first error under which the measured one is not too large, and the last under which it is not too small.
 
     Args:
         errors: the true errors of the curves.
         larger: for each curve, whether its samples have a larger error than the measured one.
+        lifted: the same of the measured one, or of a calibrated model's median one where that is larger.
     """
-    above = larger.mean(axis=1)
-    return crossing(errors, above, TAIL, last=False), crossing(errors, 1 - above, TAIL, last=True)
+    above, below = larger.mean(axis=1), 1 - lifted.mean(axis=1)
+    return crossing(errors, above, TAIL, last=False), crossing(errors, below, TAIL, last=True)
 
 
 def smooth_ece(points: Points, curve: Curve | None) -> Estimate:
@@ -170,14 +174,20 @@ def smooth_ece(points: Points, curve: Curve | None) -> Estimate:
     noise = np.zeros((DRAWS, CELLS))
     noise[:, filled] = normal_draws(CELLS)[:, filled] * np.sqrt(weight * right * (1 - right) / n)
     noise = _smooth(noise, value)
-    shares = _around(float(np.abs(noise).sum(-1).mean() / max(value, 1e-12)))
+    null = np.abs(noise).sum(-1)
+    shares = _around(float(null.mean() / max(value, 1e-12)))
+    seen = np.array([value, max(value, float(np.median(null)))])[:, None]
     ends = []
-    for direction in (fitted, curve_shift(odds, fitted)):
+    # As large a shift as the error, which may be far above the fitted curve's: that one is smoother.
+    shift = (
+        value / max(float(weight @ (stated * (1 - stated))), 1e-12) * (1.0 if weight @ (right - stated) >= 0 else -1.0)
+    )
+    for direction in (fitted, np.full_like(odds, shift)):
         gaps = np.zeros((STEPS, CELLS))
         gaps[:, filled] = weight * (expit(odds + shares[:, None] * direction) - stated)
         # Samples have a larger error where their gaps, smoothed as the measured ones, exceed it: no width need be found.
-        larger = [np.abs(gap + noise).sum(-1) >= value for gap in _smooth(gaps, value)]
-        ends.append(_ends(smooth_width(gaps), np.stack(larger)))
+        larger = np.stack([np.abs(gap + noise).sum(-1) >= seen for gap in _smooth(gaps, value)], axis=1)
+        ends.append(_ends(smooth_width(gaps), *larger))
     return _estimate(value, *ends)
 
 

@@ -79,6 +79,21 @@ def auroc(sums: ScoreSums, row: int) -> tuple[Estimate, float]:
     return on_logit(value, math.sqrt(variance)), error
 
 
+def decisive(sums: ScoreSums, row: int) -> float:
+    """How many samples are in the wrong order, of the class or not, whichever are fewer: few if nearly all pairs are right.
+
+    The effective number (Σv)² / Σv², of each sample's share v of pairs in the wrong order.
+    """
+    bins = Ranked.of(sums, row)
+    above, below = bins.yes.sum() - np.cumsum(bins.yes), np.cumsum(bins.no) - bins.no
+    of_yes = bins.no.sum() - below - bins.no * bins.ahead
+    of_no = bins.yes.sum() - above - bins.yes * bins.ahead
+    return min(
+        float((count @ wrong) ** 2 / max(count @ wrong**2, 1e-300))
+        for count, wrong in ((bins.yes, of_yes), (bins.no, of_no))
+    )
+
+
 def _variance(count: np.ndarray, values: np.ndarray, mean: float) -> float:
     return float(count @ (values - mean) ** 2) / max(count.sum() - 1, 1)
 

@@ -19,8 +19,8 @@ from fedcal.assess.verdict import verdict
 from fedcal.base.arrays import Array
 from fedcal.base.checks import check_kind, check_whole, look_like_probs, warn_of_probs
 from fedcal.base.store import write_json
-from fedcal.data.samples import check_clients
-from fedcal.errors import FedCalError
+from fedcal.data.samples import check_clients, name_clients
+from fedcal.errors import FedCalError, error_context
 from fedcal.measure.views import View
 from fedcal.protocol import Scaler
 
@@ -111,7 +111,7 @@ def evaluate(
 
     Args:
         sites: each site's (N, K) logits and (N,) labels; a mapping names them. The model, and the scaler, should not have
-            seen these samples. (N,) scores are of two classes.
+            seen these samples. (N,) scores are of two classes. With a scaler that takes features (`fed-head`), features.
         scaler: calibrate with this scaler first.
         groups: subgroups: for each site (by name, or in the same order) each sample's group, or a mapping of such from the
             names of variables: {"a": {"sex": […], "age": […]}, …}.
@@ -144,18 +144,31 @@ def evaluate(
         )
     kind = check_kind(probs if probs is not None or scaler is None else scaler.probs)
     known = classes if classes is not None or scaler is None else scaler.classes or None
-    samples, found = check_clients(sites, kind, known)
-    filled = [logits for logits, _ in samples.values() if len(logits)]
-    if kind is None and filled and all(look_like_probs(logits) for logits in filled):
-        warn_of_probs()
     if personal and scaler is None:
         raise FedCalError("personal=True needs a scaler: it uses the personal scalers in it")
+    by_name, kind_of, fitted = sites, kind, scaler
+    if scaler is not None and scaler.method.takes == "features":
+        by_name, kind_of, fitted = _logits_of(sites, scaler, personal, probs), False, None
+    samples, found = check_clients(by_name, kind_of, known)
+    filled = [logits for logits, _ in samples.values() if len(logits)]
+    if kind_of is None and filled and all(look_like_probs(logits) for logits in filled):
+        warn_of_probs()
     by_site = check_groups(groups, {name: len(labels) for name, (_, labels) in samples.items()}, sites)
 
     def calibrated(name: str, logits: Array) -> Array:
-        return logits if scaler is None else scaler.apply(logits, name if personal else None, probs=False)
+        return logits if fitted is None else fitted.apply(logits, name if personal else None, probs=False)
 
     return evaluate_samples(samples, calibrated, by_site, name_classes(found), thresholds, min_count)
+
+
+def _logits_of(sites: Any, scaler: Scaler, personal: bool, probs: bool | None) -> dict[str, tuple[Array, Any]]:
+    """Each site's calibrated logits and labels, by a scaler that takes features."""
+    found = {}
+    for name, (features, labels) in name_clients(sites).items():
+        client = name if personal else None
+        with error_context(f"client {name}"):
+            found[name] = np.asarray(scaler.apply(features, client, probs=probs)), labels
+    return found
 
 
 def evaluate_samples(

@@ -1,4 +1,7 @@
-"""Wider intervals where a class has few cases, or few samples are not of it: those for many samples hold too seldom there."""
+"""Wider intervals where a class has few cases, or few samples are not of it: those for many samples hold too seldom there.
+
+So they do where few samples are in the wrong order: of a model that is very sure and nearly always right.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from scipy.stats import t as student
 from fedcal.assess.discrimination import newcombe
 from fedcal.assess.intervals import Estimate, Z
 
-FEW = 30  # of the smaller class, below which DeLong's interval of the AUROC held in 86 to 93 % of draws
+FEW = 30  # of the smaller class, or in the wrong order, below which DeLong's interval of the AUROC held in 86 to 93 %
+OF_WRONG = 2.0  # degrees of freedom that each sample in the wrong order counts
 
 
 class _Rule(NamedTuple):
@@ -21,7 +25,7 @@ class _Rule(NamedTuple):
     to: Callable[[float], float]
     back: Callable[[float], float]
     freedom: float  # degrees of freedom that each sample of the smaller class counts
-    few: float  # of the smaller class; with as many, the interval stays as it is
+    few: float  # of the smaller class, and in the wrong order; with as many, the interval stays as it is
     most: float = math.inf  # the measure's largest value
 
 
@@ -33,34 +37,47 @@ _RULES = {
 }
 
 
-def widened(found: Mapping[str, Estimate], positives: int, negatives: int) -> dict[str, Estimate]:
+def widened(
+    found: Mapping[str, Estimate], positives: int, negatives: int, wrong: float = math.inf
+) -> dict[str, Estimate]:
     """The measures of one class, some with wider intervals. With many samples of both kinds they stay nearly as they are.
 
     The AUROC's gets as wide as DeLong's and Newcombe's together: DeLong's variance is far too low where
-    few cases happen to lie close together.
+    few cases happen to lie close together, or few are in the wrong order.
 
     Args:
         found: the class's measures.
         positives: how many samples are of the class.
         negatives: how many are not.
+        wrong: how many samples are in the wrong order (`decisive`).
     """
     fewer = min(positives, negatives)
-    wider = {name: _stretch(found[name], fewer, rule) for name, rule in _RULES.items() if 0 < fewer < rule.few}
-    if 0 < fewer < FEW:
+    if not fewer:
+        return dict(found)
+    wider = {name: _stretch(found[name], _freedom(rule, fewer, wrong), rule) for name, rule in _RULES.items()}
+    if min(fewer, wrong) < FEW:
         delong, other = found["auroc"], newcombe(found["auroc"].value, positives, negatives)
         wider["auroc"] = Estimate(delong.value, min(delong.low, other.low), max(delong.high, other.high))
     return {**found, **wider}
 
 
-def _stretch(one: Estimate, fewer: int, rule: _Rule) -> Estimate:
+def _freedom(rule: _Rule, fewer: int, wrong: float) -> float:
+    """Student's degrees of freedom: infinite where there are many samples of each kind."""
+    of_cases = (fewer - 1) * rule.freedom if fewer < rule.few else math.inf
+    return max(min(of_cases, OF_WRONG * wrong if wrong < min(rule.few, FEW) else math.inf), 1.0)
+
+
+def _stretch(one: Estimate, freedom: float, rule: _Rule) -> Estimate:
     """The interval stretched on its scale; as it is where it reaches the scale's end, or is not defined."""
+    if math.isinf(freedom):
+        return one
     try:
         low, high = rule.to(one.low), rule.to(one.high)
     except ValueError:  # the logarithm of 0
         return one
     if not (math.isfinite(low) and math.isfinite(high)):
         return one
-    factor = float(student.ppf(0.975, max((fewer - 1) * rule.freedom, 1.0))) / Z
+    factor = float(student.ppf(0.975, freedom)) / Z
     middle, reach = (low + high) / 2, (high - low) / 2 * factor
     low, high = min(rule.back(middle - reach), one.low), max(rule.back(middle + reach), one.high)
     return Estimate(one.value, low, min(high, rule.most))

@@ -86,16 +86,18 @@ def mean_errors(classes: Sequence[Class], together: Together) -> dict[str, Estim
     drawn = correlated_draws(classes, together)
     places = [Place(points, curve, z) for (_, points, curve), z in zip(classes, drawn, strict=True)]
     measured, value = (np.mean([getattr(one, name) for one in places], axis=0) for name in ("measured", "values"))
-    noise = float(np.mean([one.null[:, 0].mean() for one in places]) / max(measured[0], 1e-12))
+    null = np.mean([one.null for one in places], axis=0)
+    seen = np.maximum(measured, np.median(null, axis=0))  # for the upper ends, as of one class
+    noise = float(null[:, 0].mean() / max(measured[0], 1e-12))
     less, more = np.linspace(max(0.0, 1 - REACH * noise), 1, STEPS), np.linspace(1, 1 + REACH * noise, STEPS)
 
     exact, samples = _family(places, [one.fitted * one.is_off for one in places], less)
     low = _cross(exact, np.quantile(samples, 1 - TAIL, axis=1), measured, last=False)
     exact, samples = _family(places, [one.shift for one in places], np.concatenate([less[:-1], more]))
     small = np.quantile(samples, TAIL, axis=1)
-    shifted = np.where((small <= measured).any(axis=0), _cross(exact, -small, -measured, last=True), 0.0)
+    shifted = np.where((small <= seen).any(axis=0), _cross(exact, -small, -seen, last=True), 0.0)
     exact, samples = _family(places, [one.fitted for one in places], more)
-    high = np.maximum(_cross(exact, -np.quantile(samples, TAIL, axis=1), -measured, last=True), shifted)
+    high = np.maximum(_cross(exact, -np.quantile(samples, TAIL, axis=1), -seen, last=True), shifted)
     # How much higher a quantile is by chance the draws tell too roughly to take it off.
     spread = samples[0].mean(0) - np.quantile(samples[0], TAIL, axis=0)
     high = np.where(QUANTILES, np.maximum(high, measured + spread), high)

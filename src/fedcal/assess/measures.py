@@ -12,7 +12,7 @@ from scipy.stats import chi2, norm
 
 from fedcal.assess.bias import biases
 from fedcal.assess.calibration import ERRORS, brier_parts, curve_errors, observed_to_expected, smooth_ece
-from fedcal.assess.discrimination import Decisions, auprc, auroc
+from fedcal.assess.discrimination import Decisions, auprc, auroc, decisive
 from fedcal.assess.few_cases import widened
 from fedcal.assess.influence import influences
 from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
@@ -83,7 +83,7 @@ def measure(
 def _single(sums: ScoreSums, row: int, found: dict[str, Estimate]) -> dict[str, Estimate]:
     """A class's measures by themselves. Means over classes have rules of their own where cases are few (`CASES`)."""
     negatives, positives = sums.counts(row)
-    return widened(found, positives, negatives)
+    return widened(found, positives, negatives, decisive(sums, row))
 
 
 def _curve(sums: ScoreSums, row: int, detail: bool) -> tuple[Points, Curve | None]:

@@ -78,8 +78,9 @@ def random_effects(values: np.ndarray, errors: np.ndarray) -> Summary:
     tau2 = 0.0 if q(0.0)[0] <= k - 1 else high
     total, centre, w = q(tau2)
     scale = max(1.0, total / (k - 1))  # never narrower than without Hartung and Knapp's factor (Röver et al. 2015)
-    fixed = 1 / errors**2
-    typical = (k - 1) * fixed.sum() / (fixed.sum() ** 2 - (fixed**2).sum())
+    fixed = np.sort(1 / errors**2)
+    pairs = 2 * float(fixed[1:] @ fixed.cumsum()[:-1])  # (Σw)² − Σw², also if one weight is far above the others
+    typical = (k - 1) * fixed.sum() / pairs
     return Summary(centre, math.sqrt(scale / w.sum()), math.sqrt(tau2), tau2 / (tau2 + typical), k)
 
 

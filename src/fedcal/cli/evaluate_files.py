@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedcal.assess.evaluation import Evaluation
     from fedcal.measure.tally import Tally
     from fedcal.measure.views import Measured
+    from fedcal.protocol import Scaler
 
 Column = Annotated[
     list[str] | None,
@@ -68,7 +69,6 @@ def evaluate(
     from fedcal.cli.progress import Parts
     from fedcal.data.logit_files import read_sites
     from fedcal.measure.views import View, measure, unchanged
-    from fedcal.protocol import Scaler
     from fedcal.report.evaluation import in_words
 
     if own and scaler is None:
@@ -76,7 +76,7 @@ def evaluate(
     thresholds, columns = threshold or [0.5], group or []
     all_thresholds(thresholds)
     check_written(json_file, report, tables, [*files, scaler])
-    calibration = Scaler.load(scaler) if scaler else None
+    calibration = load_scaler(scaler) if scaler else None
     known = calibration.classes if calibration else ()
     views: dict[str, View] = {"before": unchanged}
     if calibration is not None:
@@ -108,6 +108,16 @@ def evaluate(
     title = counted(len(sites), "site") + (f", calibrated by {scaler}" if scaler else "")
     title += " (each site's personal scaler)" if own else ""
     write_all(result, earlier, title, json_file, report, tables)
+
+
+def load_scaler(path: Path) -> Scaler:
+    """Read a scaler that takes logits, as files hold them."""
+    from fedcal.protocol import Scaler
+
+    scaler = Scaler.load(path)
+    if scaler.method.takes == "features":
+        raise FedCalError(f"{path} takes features, and files hold logits: evaluate it in Python, by fedcal.evaluate")
+    return scaler
 
 
 def print_metrics(found: Measured, rows: dict[str, dict[str, Tally]], result: Evaluation) -> None:

@@ -16,6 +16,7 @@ from fedcal.cli.evaluate_files import (
     Tables,
     Threshold,
     check_written,
+    load_scaler,
     print_measures,
     write_all,
 )
@@ -51,7 +52,6 @@ def client_evaluate(
     from fedcal.base.checks import check_whole
     from fedcal.base.store import check_outputs
     from fedcal.data.logit_files import read_sites
-    from fedcal.protocol import Scaler
     from fedcal.transport.files.evaluation import write_sums
 
     if own and scaler is None:
@@ -59,7 +59,7 @@ def client_evaluate(
     check_outputs({"--out": out_file}, [file, scaler])
     thresholds = threshold or [0.5]
     all_thresholds(thresholds)
-    calibration = Scaler.load(scaler) if scaler else None
+    calibration = load_scaler(scaler) if scaler else None
     known = calibration.classes if calibration else ()
     read = read_sites([file], kind_of(probs), parse_classes(classes) or known or None, max_bytes, group or [])
     name = site or next(iter(read.samples))

@@ -100,7 +100,8 @@ def plot_forest(
 def _log_ticks(values: np.ndarray) -> list[float]:
     """Round numbers within the values, few enough to stand side by side; 1 if there are none."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (1.0, 1.0)
-    fine, coarse = (0.5, 0.6, 0.75, 0.9, 1.0, 1.2, 1.5, 2.0), (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)
+    fine, middle = (0.5, 0.6, 0.75, 0.9, 1.0, 1.2, 1.5, 2.0), (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+    coarse = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)
     widest = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
-    steps = fine if high < 2.5 * low else coarse if high < 50 * low else widest
+    steps = fine if high < 2.5 * low else middle if high < 6 * low else coarse if high < 50 * low else widest
     return [tick for tick in steps if low <= tick <= high] or [1.0]

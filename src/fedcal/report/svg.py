@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import warnings
 
 import matplotlib as mpl
 from markupsafe import Markup
@@ -32,7 +33,9 @@ def inline(fig: Figure, key: str, label: str) -> Markup:
         label: what a screen reader says; it is escaped.
     """
     buffer = io.StringIO()
-    with mpl.rc_context(figures.STYLE), mpl.rc_context({"svg.hashsalt": key}):
+    with mpl.rc_context(figures.STYLE), mpl.rc_context({"svg.hashsalt": key}), warnings.catch_warnings():
+        # A name in Chinese, say: the browser draws the text, in a font that has the letters.
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
         fig.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

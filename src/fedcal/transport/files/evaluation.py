@@ -24,6 +24,7 @@ def read_sums(paths: Sequence[Path], min_count: int = MIN_COUNT) -> Evaluation:
     """
     messages = []
     for path in paths:
+        data = read_bytes(path)
         with error_context(path):
-            messages.append(SiteMessage.unpack(read_bytes(path)))
+            messages.append(SiteMessage.unpack(data))
     return evaluate_messages(messages, min_count)
