@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,12 @@ NAMES = {Null.CALIBRATION: "probabilities", Null.LABELS: "label counts", Null.PR
 HEAD = ("Site", "tested", "batches", "samples", "evidence now", "highest", "alarm with", "what explains it most")
 TEXT = (HEAD[1], HEAD[-1])  # columns of words, which begin at the left
 ALL_SITES = "All sites"
+COMMANDS = {
+    Action.NOTHING: "",
+    Action.NEW_OFFSET: "fedcal client finish scaler.safetensors FILE --name {site} --out site.safetensors",
+    Action.NEW_FIT: "fedcal calibrate FILE... --out calibrated",
+    Action.COLLECT_LABELS: "fedcal monitor sums FILE --scaler scaler.safetensors --out batch.sums",
+}
 
 
 def write_page(path: Path, verdict: Verdict) -> None:
@@ -46,11 +53,14 @@ def render(verdict: Verdict) -> str:
         inline(plot_evidence(site, by_site[site], verdict.alpha), f"site-{i}", _label(site, by_site[site]))
         for i, site in enumerate(order[:MOST])
     ]
-    steps = [(site or ALL_SITES, ADVICE[action]) for site, action in verdict.actions.items()]
+    steps = [
+        (f"{site or ALL_SITES}: {ADVICE[action]}", COMMANDS[action].format(site=shlex.quote(site)))
+        for site, action in verdict.actions.items()
+    ]
     return fill_template(
         "monitor.html.j2",
         verdict=verdict,
-        steps=steps or [("Every site", ADVICE[Action.NOTHING])],
+        steps=steps or [(ADVICE[Action.NOTHING], "")],
         figures=figures,
         left_out=max(0, len(order) - MOST),
         line=math.log10(1 / verdict.alpha),
