@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import expit
+from scipy.stats import chi2
 
 from fedcal.assess.intervals import UNKNOWN, Estimate, Z, wald
 from fedcal.assess.sums import Points
@@ -152,16 +153,25 @@ def outcome_variance(x: np.ndarray) -> np.ndarray:
     return expit(x) * expit(-x)
 
 
-def score_test(points: Points) -> tuple[float, int]:
-    """Rao's score test that the probabilities are right, against the spline's alternatives: χ² and its degrees of freedom."""
-    design, p = basis(points.x, choose_knots(points)), expit(points.x)
+def score_test(points: Points) -> tuple[float, int, float]:
+    """Rao's score test that the probabilities are right, against the spline's alternatives: χ², degrees of freedom, and p.
+
+    Where an outcome is rare, or the model sure, the statistic varies more than χ² does: a single surprise can make it large.
+    So p is that of a scaled χ² with the statistic's exact mean and variance (of probabilities that are right).
+    """
+    design, p, spread = basis(points.x, choose_knots(points)), expit(points.x), outcome_variance(points.x)
     scale = np.sqrt(np.maximum((design**2 * points.w[:, None]).sum(0), 1e-300))
     design = design / scale
     score = design.T @ (points.w * (points.y - p))
-    information = (design * (points.w * outcome_variance(points.x))[:, None]).T @ design
+    information = (design * (points.w * spread)[:, None]).T @ design
     values, vectors = np.linalg.eigh(information)
     kept = values > 1e-10 * values.max()
-    return float(((vectors.T @ score)[kept] ** 2 / values[kept]).sum()), int(kept.sum())
+    statistic, freedom = float(((vectors.T @ score)[kept] ** 2 / values[kept]).sum()), int(kept.sum())
+    leverage = ((design @ vectors[:, kept]) ** 2 / values[kept]).sum(1)
+    # Its variance is 2 · freedom, as χ² has, and the outcomes' fourth cumulants by their leverages.
+    extra = float(points.w * spread * (1 - 6 * spread) @ leverage**2)
+    scale = max(1 + extra / (2 * freedom), 1.0)
+    return statistic, freedom, float(chi2.sf(statistic / scale, freedom / scale))
 
 
 def spiegelhalter(points: Points) -> float:
