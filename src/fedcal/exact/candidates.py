@@ -17,6 +17,7 @@ from fedcal.exact.stages import FITTING, Clients, curvature_of, group_of
 
 CHOOSING = 1e-1  # like FITTING, for fits to choose among: standard errors of a choice are some nats
 NEWTON_ROUNDS, OTHER_ROUNDS = 11, 10  # most rounds of fits to choose among, with whole Hessians and without
+MOST_ROUNDS = 30  # of all these fits together
 FINISHING_ROUNDS = 3  # most further rounds of the chosen fit
 FOLD_LARGE = 200_000  # bytes of a family's gradients without each fold; if there are more, its ridge is chosen first
 
@@ -52,6 +53,13 @@ def rounds_among(family: str, k: int) -> int:
     return NEWTON_ROUNDS if curvature_of(family, k) == "full" else OTHER_ROUNDS
 
 
+def rounds_of_all(ridges: dict[str, tuple[float, ...]], k: int) -> int:
+    """The most rounds of all fits to choose among, if the start took the usual two."""
+    large = [family for family, of in ridges.items() if is_large(family, len(of), k)]
+    turns = [*in_turn(ridges, k), *([large] if large else [])]
+    return min(sum(max(rounds_among(family, k) for family in some) for some in turns), MOST_ROUNDS)
+
+
 def is_large(family: str, n_ridges: int, k: int) -> bool:
     """Whether the gradients at all ridges, without each fold, are too large to send in every round."""
     return family != "bias" and 8 * FOLDS * n_ridges * n_parameters(family, k) > FOLD_LARGE
@@ -69,20 +77,21 @@ def fit_all(ridges: dict[str, tuple[float, ...]], clients: Clients) -> Generator
     groups: dict[tuple[str, int], Group] = {}
     begins: dict[str, dict[int, Array]] = {}
     large = {family: of for family, of in ridges.items() if is_large(family, len(of), clients.k)}
+    left = rounds_of_all(ridges, clients.k) - clients.late
     for some in in_turn(ridges, clients.k):
         now: list[Group] = []
         for family in some:
             of = {fold: groups.get(("bias", fold)) for fold in (ALL, *range(FOLDS))}
             begins[family] = {fold: _begin(family, bias, clients) for fold, bias in of.items()}
             groups_of = _without_one_fold if family in large else _with_and_without_folds
-            now += groups_of(family, ridges[family], begins[family], clients)
-        yield from lockstep(now)
+            now += groups_of(family, ridges[family], begins[family], clients, left)
+        left -= yield from lockstep(now)
         groups |= {(group.family, group.fold): group for group in now}
     if large:
         chosen = yield from _choose_ridges(large, groups, begins)
         now = []
         for family, of in chosen.items():
-            now += _with_and_without_folds(family, of, begins[family], clients, groups[family, ALL].known)
+            now += _with_and_without_folds(family, of, begins[family], clients, left, groups[family, ALL].known)
         yield from lockstep(now)
         ridges, groups = ridges | chosen, groups | {(group.family, group.fold): group for group in now}
     return [
@@ -97,28 +106,28 @@ def _begin(family: str, bias: Group | None, clients: Clients) -> Array:
 
 
 def _with_and_without_folds(
-    family: str, ridges: tuple[float, ...], begins: dict[int, Array], clients: Clients, known: Sums | None = None
-) -> list[Group]:
-    """Fits on all samples, and without each fold."""
-    guide = group_of(family, ridges, clients, CHOOSING, rounds_among(family, clients.k), begins[ALL])
+    family: str, ridges: tuple[float, ...], begins: dict[int, Array], clients: Clients, left: int,
+    known: Sums | None = None,
+) -> list[Group]:  # fmt: skip
+    """Fits on all samples, and without each fold; `left`: the most rounds that they may take."""
+    guide = group_of(family, ridges, clients, CHOOSING, min(rounds_among(family, clients.k), left), begins[ALL])
     guide.known = known or {}
     return [guide, *(_without_fold(fold, guide, begins, ridges, clients) for fold in range(FOLDS))]
 
 
 def _without_one_fold(
-    family: str, ridges: tuple[float, ...], begins: dict[int, Array], clients: Clients
+    family: str, ridges: tuple[float, ...], begins: dict[int, Array], clients: Clients, left: int
 ) -> list[Group]:
     """Fits without the first fold, and one on all samples for their curvature."""
     middle = ridges[len(ridges) // 2 :][:1]
-    guide = group_of(family, middle, clients, CHOOSING, rounds_among(family, clients.k), begins[ALL])
+    guide = group_of(family, middle, clients, CHOOSING, min(rounds_among(family, clients.k), left), begins[ALL])
     return [guide, _without_fold(0, guide, begins, ridges, clients)]
 
 
 def _without_fold(
     fold: int, guide: Group, begins: dict[int, Array], ridges: tuple[float, ...], clients: Clients
 ) -> Group:
-    rounds = rounds_among(guide.family, clients.k)
-    fits = group_of(guide.family, ridges, clients, CHOOSING / FOLDS, rounds, begins[fold]).descents
+    fits = group_of(guide.family, ridges, clients, CHOOSING / FOLDS, guide.descents[0].rounds, begins[fold]).descents
     return Group(guide.family, fits, "none", fold, guide)
 
 

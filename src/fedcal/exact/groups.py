@@ -40,12 +40,15 @@ class Asking(Protocol):
 
 def lockstep(
     groups: Sequence[Asking], query: Callable[[tuple[Points, ...]], SumQuery] = LinearSums
-) -> Generator[SumQuery, Sums, None]:
-    """Advance all groups in the same rounds until all their descents are done."""
+) -> Generator[SumQuery, Sums, int]:
+    """Advance all groups in the same rounds until all their descents are done; return the number of rounds."""
+    rounds = 0
     while live := [group for group in groups if not all(descent.done for descent in group.descents)]:
+        rounds += 1
         sums = yield query(tuple(group.ask() for group in live))
         for i, group in enumerate(live):
             group.receive(unnest(str(i), sums))
+    return rounds
 
 
 def distinct_points(descents: list[Descent]) -> tuple[Array, list[tuple[int, Descent]]]:

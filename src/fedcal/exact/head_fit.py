@@ -75,7 +75,7 @@ class HeadGroup:
             descent.receive(float(sums["loss"][i]), gradients[i], descent.inverse, exact and not i)
 
 
-def fit_together(groups: list[HeadGroup]) -> Generator[SumQuery, Sums, None]:
+def fit_together(groups: list[HeadGroup]) -> Generator[SumQuery, Sums, int]:
     """Advance the groups in the same rounds; the basis is sent only if a Hessian is asked for."""
     basis, none = groups[0].units.basis, np.empty((0, 0))
     return lockstep(groups, lambda at: HeadSums(at, basis if any(of.curvature != "none" for of in at) else none))

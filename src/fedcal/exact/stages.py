@@ -40,6 +40,7 @@ class Clients:
     mode: float  # of the prior of 1/T: 1, or more if the logits are tiny, or less if they are huge
     begin: float  # a guess of 1/T
     folds_filled: bool
+    late: int = 0  # rounds that the start took beyond the usual two
 
 
 def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
@@ -62,7 +63,8 @@ def start(k: int, folded: bool = False) -> Generator[SumQuery, Sums, Clients]:
 def _near_best_scale(clients: Clients) -> Generator[SumQuery, Sums, float]:
     """1/T to about one per cent, usually in one round: loss and slope on a grid, a cubic where the slope changes sign."""
     prior, begin = prior_of("temperature", 0.0, clients), clients.begin
-    for _ in range(GRIDS):
+    for late in range(GRIDS):
+        clients.late = late
         grid = begin * OCTAVES
         sums = yield queries.LinearSums((Points("temperature", ALL, "none", grid[:, None]),))
         of_prior = [prior(b[None]) for b in grid]
