@@ -3,7 +3,7 @@
 1. A linear map of the logits. Its family (temperature, bias, vector, matrix) and ridge are chosen by the summed
    out-of-fold NLL, folds lying inside each client. Each family is shrunk towards a temperature, and what it shares with a
    smaller one no more than that one (`stages.prior_of`). Leaving the temperature, which may move the argmax, takes a gain
-   of two standard errors and no loss of accuracy; a larger family takes one more.
+   of two standard errors; a larger family takes one more. No family is chosen that is right less often than the temperature.
 2. A map of the top confidence: a mean of several, fitted on the chosen map's out-of-fold confidences (`stages.average_map`).
 3. The clients' label distributions: what a client needs to shift the posterior to its own (prior_shift.py).
 
@@ -187,7 +187,7 @@ def choose_family(
         best = min(left, key=lambda i: float(scores.total[i]) + left[i])
         gain, error = scores.paired(chosen, best)
         gain -= left[best] / clients.n  # what its fits had still to gain counts against it
-        as_right = chosen > 0 or float(scores.hits[best]) >= float(scores.hits[0])
+        as_right = float(scores.hits[best]) >= float(scores.hits[0])
         if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:
             chosen = best
     yield from finish([tried[i] for i in sorted({0, chosen})])
