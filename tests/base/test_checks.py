@@ -8,7 +8,7 @@ import torch
 
 import fedcal
 from fedcal import FedCalError, FedCalWarning, Reliability
-from fedcal.base.checks import as_logits, check_labels, look_like_probs
+from fedcal.base.checks import as_logits, check_labels, look_like_probs, warn_of_masks
 
 RNG = np.random.default_rng(0)
 LOGITS = np.round(3 * RNG.normal(size=(200, 3)))  # whole numbers: every type holds them exactly
@@ -267,3 +267,29 @@ def test_scores_of_the_other_of_two_words():
     fedcal.calibrate([(-SCORES, words)], "fed-ts")  # without a warning: of "repaid"
     # Clients that differ in both: within each the scores are right, over both together they are not.
     fedcal.calibrate([(SCORES - 20, np.array(["a", "b"])[TRUTH]), (SCORES[:90], np.array(["a"] * 90))], "fed-ts")
+
+
+@pytest.mark.parametrize("mask", [-1e4, -65504.0, -1e9, float(np.finfo(np.float32).min)])
+def test_masked_classes_are_warned_of(mask):
+    logits = LOGITS.copy()
+    logits[::3, 1] = mask
+    with pytest.warns(FedCalWarning, match="if they mask classes, give them a value about 50 below"):
+        fedcal.calibrate([(logits, logits.argmax(1))], "fed-ts")
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        1e12 * LOGITS,
+        -1e12 * np.eye(3)[LABELS],
+        np.where(np.eye(3)[LABELS] > 0, 0, -50.0) + LOGITS,
+        np.tan(np.pi * (np.random.default_rng(1).random((5000, 3)) - 0.5)),
+        np.repeat(LOGITS[:3], 50, axis=0),
+        np.zeros((5, 3)),
+        np.zeros((0, 3)),
+    ],
+)
+def test_other_logits_are_not_taken_for_masks(logits):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_masks(np.asarray(logits))

@@ -31,6 +31,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # a probability of 0 counts as this
 OURS = (str(Path(__file__).parents[1]), contextlib.__file__)  # whose frames are not the user's: ours, and decorators'
 SURE = 4  # standard errors, from which on scores are called swapped
 FEW = 20  # of fewer scores, all may lie between 0 and 1 by chance
+MASK = 1e3  # how many times larger than the others a logit is that masks its class
 RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them holds of NaN
     "low": (operator.ge, "at least"),
     "above": (operator.gt, "above"),
@@ -181,6 +182,22 @@ def warn_of_probs() -> None:
         "the logits look like probabilities (none is negative, every row adds up to one): pass probs=True, "
         "or probs=False if they are logits"
     )
+
+
+def warn_of_masks(logits: Array) -> None:
+    """Warn of logits that mask classes: the same hugely negative number, several times.
+
+    The scale of all logits is estimated from their squares, in which such numbers hide the others.
+    """
+    low = float(logits.min(initial=0.0))
+    if low > -MASK or (count := int((masks := logits == low).sum())) < 2:
+        return
+    usual = float(np.median(np.abs(logits[~masks]))) if count < logits.size else 0.0
+    if usual > 1 / MASK and -low > MASK * usual:  # the others are of a usual size
+        warn_user(
+            f"{count} logits are {low:g}, and half of the others are at most {usual:.3g} in size: if they mask classes, give "
+            "them a value about 50 below the largest of the row"
+        )
 
 
 def warn_if_swapped(samples: Iterable[tuple[Array, Array]], classes: np.ndarray | None) -> None:

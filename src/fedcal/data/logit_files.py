@@ -30,6 +30,7 @@ from fedcal.base.checks import (
     check_shown,
     look_like_probs,
     warn_if_swapped,
+    warn_of_masks,
 )
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.base.store import MOST_BYTES, write_bytes
@@ -207,6 +208,7 @@ def _as_logits(held: Content, kind: Kind, sure: bool, name_row: Callable[[int], 
         raise FedCalError(str(error).replace("pass softmax(logits)", instead)) from None
     if kind == "logits" and not sure and look_like_probs(logits):
         raise FedCalError(f"logits look like probabilities (every row sums to 1): name them {PROBS}, or pass --logits")
+    warn_of_masks(logits)
     return logits
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Array
-from fedcal.base.checks import as_logits, check_labels, check_shown, look_like_probs, warn_if_swapped
+from fedcal.base.checks import as_logits, check_labels, check_shown, look_like_probs, warn_if_swapped, warn_of_masks
 from fedcal.base.labels import as_labels, find_classes
 from fedcal.errors import FedCalError, error_context
 
@@ -28,6 +28,7 @@ def read_client(name: str, pair: tuple[Any, Any], width: int, probs: bool | None
         logits, labels = as_logits(pair[0], probs), as_labels(pair[1])
     if width and logits.shape[1] != width:
         raise FedCalError(f"client {name}: logits of {logits.shape[1]} classes where the others have {width}")
+    warn_of_masks(logits)
     return logits, labels
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 
 from fedcal.base.arrays import Array
-from fedcal.base.checks import as_logits, check_labels
+from fedcal.base.checks import as_logits, check_labels, warn_of_masks
 from fedcal.base.labels import check_classes
 from fedcal.errors import FedCalError
 from fedcal.exact.head_samples import join
@@ -44,6 +44,7 @@ def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
             rows, k = scores.rows, scores.n_classes
         else:
             rows = as_logits(scores, probs).astype(float, copy=False)
+            warn_of_masks(rows)
             k = rows.shape[1]
         named = None if classes is None else check_classes(classes, k)
         return rows, check_labels(labels, len(rows), k, classes=named)
