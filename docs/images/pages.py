@@ -1,7 +1,7 @@
-"""Photograph pages in a headless Chromium: python docs/images/pages.py runs/demo/report.html heart.html
+"""Photograph pages in a headless Chromium: python docs/images/pages.py runs/demo/report.html heart.html monitor.html
 
-Writes demo-page.png, evaluate-page.png and evaluate-sites.png. `fedcal evaluate` writes heart.html, as
-docs/evaluate.md says.
+Writes demo-page.png, evaluate-page.png, evaluate-sites.png and monitor-page.png. `fedcal evaluate` writes heart.html, as
+docs/evaluate.md says; `fedcal.report.monitor.write_page` writes monitor.html, of the first verdict in docs/monitor.md.
 """
 
 import io
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))
 from browser import Browser  # noqa: E402
 
-demo, heart = (Path(name).resolve().as_uri() for name in sys.argv[1:3])
+demo, heart, monitor = (Path(name).resolve().as_uri() for name in sys.argv[1:4])
 SECTION = "document.querySelectorAll('section')[{}].getBoundingClientRect().{}"
 
 
@@ -35,3 +35,4 @@ with Browser() as browser:
     take(browser, demo, "demo-page.png", 1280, (-1, 1))
     take(browser, heart, "evaluate-page.png", 1280, (-1, 0))
     take(browser, heart, "evaluate-sites.png", 1280, (1, 1))
+    take(browser, monitor, "monitor-page.png", 1280, (-1, 1))
