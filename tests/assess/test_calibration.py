@@ -64,6 +64,34 @@ def test_curve_errors_by_direct_computation(n):
     np.testing.assert_allclose(curve.at(x)[0], fit.fittedvalues, atol=1e-5)
 
 
+@pytest.mark.parametrize("scores", [(-2.0, -0.5, 1.5), (-3.0, -1.0, 1.0), (-3.0, -1.5, 0.0, 1.5)])
+def test_the_curve_of_few_different_scores_goes_through_the_rate_at_each(scores):
+    """A straight line through three risk groups said that they were 3 % off on average where they were 8 %."""
+    rng, rates = np.random.default_rng(0), np.array([0.1, 0.55, 0.4, 0.9])[: len(scores)]
+    group = rng.choice(len(scores), 1000, p=[0.87, 0.1, 0.03] if scores[0] == -3 and len(scores) == 3 else None)
+    x, y = np.array(scores)[group], (rng.random(1000) < rates[group]).astype(int)
+    points = (sums(x[:300], y[:300]) + sums(x[300:], y[300:])).points(0)
+    found = curve_errors(points, Curve.of(points))
+    observed = np.array([y[group == one].mean() for one in range(len(scores))])
+    gap = np.abs(expit(x) - observed[group])
+    assert found["ici"].value == pytest.approx(gap.mean(), abs=1e-6)
+    assert found["brier_calibration"].value == pytest.approx((gap**2).mean(), abs=1e-6)
+
+
+def test_intervals_of_few_different_scores_hold():
+    """Of three risk groups none of these intervals held."""
+    rng, held = np.random.default_rng(1), []
+    scores, shares, rates = np.array([-2.0, -0.5, 1.5]), np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.55, 0.7])
+    gap = np.abs(expit(scores) - rates)
+    for _ in range(40):
+        group = rng.choice(3, 1000, p=shares)
+        points = sums(scores[group], (rng.random(1000) < rates[group]).astype(int)).points(0)
+        found = curve_errors(points, Curve.of(points))
+        held += [found["ici"].low <= shares @ gap <= found["ici"].high]
+        held += [found["brier_calibration"].low <= shares @ gap**2 <= found["brier_calibration"].high]
+    assert np.mean(held) >= 0.85
+
+
 def test_an_error_that_is_small_by_luck_has_no_shorter_interval():
     """Of 70 samples of a calibrated model some have a curve near the diagonal: that does not show that it is within 0.1 %."""
     rng, found = np.random.default_rng(5), []

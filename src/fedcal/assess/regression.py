@@ -90,9 +90,13 @@ def quantiles(x: np.ndarray, w: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
 
 def choose_knots(points: Points) -> np.ndarray:
-    """The spline's knots at quantiles of the log-odds; a single one, for a straight line, where samples or scores are few."""
-    knots = np.unique(quantiles(points.x, points.w, np.array(KNOTS)))
-    straight = len(knots) < len(KNOTS) or points.w.sum() < FEW or (np.diff(knots) < 1e-6).any()
+    """The spline's knots: quantiles of the log-odds, or a single one, for a straight line, where there are few samples.
+
+    Of as few different scores as there are knots, each is one: the curve then goes through the rate at every score.
+    """
+    scores = np.unique(points.x[points.w > 0])
+    knots = scores if len(scores) <= len(KNOTS) else np.unique(quantiles(points.x, points.w, np.array(KNOTS)))
+    straight = len(knots) < 3 or points.w.sum() < FEW or (np.diff(knots) < 1e-6).any()
     return knots[:1] if straight else knots
 
 
@@ -124,7 +128,8 @@ class Curve:
         """The curve at log-odds x and its 95 % band, as probabilities."""
         design = self.design(x)
         eta = design @ self.fit.beta
-        error = Z * np.sqrt(np.einsum("ij,jk,ik->i", design, self.fit.covariance, design))
+        variance = np.einsum("ij,jk,ik->i", design, self.fit.covariance, design)
+        error = Z * np.sqrt(np.maximum(variance, 0.0))  # by rounding it may be below 0
         return expit(eta), expit(eta - error), expit(eta + error)
 
     def excess(self, points: Points) -> float:
