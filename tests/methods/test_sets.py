@@ -317,8 +317,8 @@ def test_more_than_ten_thousand_held_out_samples():
     scaler = by_policy("fed-ts:coverage=site", 3, [site(26_000, 3, seed) for seed in range(2)], Policy())
     assert scaler.params["set_counts"] == [10_400]
     params = {name: value for name, value in scaler.params.items() if name != "set_spread"}
-    client = Client(scaler.method, *site(100, 3, 0), policy=Policy())
     for odd in (-1.0, 1e30):
+        client = Client(scaler.method, *site(100, 3, 0), policy=Policy())
         with pytest.raises(FedCalError, match="numbers of samples"):
             client.reply(Request("f", 1, SiteSpread(params | {"set_counts": np.array([odd])})))
 
