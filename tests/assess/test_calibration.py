@@ -78,6 +78,30 @@ def test_the_curve_of_few_different_scores_goes_through_the_rate_at_each(scores)
     assert found["brier_calibration"].value == pytest.approx((gap**2).mean(), abs=1e-6)
 
 
+def grades(scores, events, of):
+    """The points of so many samples at each score, with so many events."""
+    x = np.repeat(scores, of)
+    y = np.concatenate([np.arange(of) < one for one in events]).astype(int)
+    return sums(x, y).points(0)
+
+
+def test_a_risk_group_without_events():
+    """With a straight line in its place, the ICI was 1.4 % (0 to 3.9) where the mean gap is 7.3 %."""
+    points = grades(np.log([0.02 / 0.98, 0.3 / 0.7, 0.6 / 0.4]), [0, 160, 200], 400)
+    found = curve_errors(points, Curve.of(points))["ici"]
+    assert found.value == pytest.approx((0.02 - 0.5 / 401 + 0.1 + 0.1) / 3, abs=1e-3)
+    assert found.low > 0.03 and found.high < 0.13
+
+
+def test_rates_that_are_exactly_as_predicted_have_an_interval():
+    """It ended at 6e-6: a measured error of 0 is luck, too."""
+    points = grades(np.log([0.3 / 0.7, 1.0, 0.7 / 0.3]), [30, 50, 70], 100)
+    curve = Curve.of(points)
+    for one in (*curve_errors(points, curve).values(), smooth_ece(points, curve)):
+        assert one.value < 1e-6 and one.low < 1e-6
+    assert curve_errors(points, curve)["ici"].high > 0.03 and smooth_ece(points, curve).high > 0.03
+
+
 def test_intervals_of_few_different_scores_hold():
     """Of three risk groups none of these intervals held."""
     rng, held = np.random.default_rng(1), []

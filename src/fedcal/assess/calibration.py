@@ -29,6 +29,7 @@ CELLS = 512  # of equal width, for the smooth ECE
 STEPS = 24  # curves between which an end is interpolated
 REACH = 6.0  # how far they go, in units of the noise
 TAIL = 0.025
+LEAST = 1e-9  # error: a smaller one, such as of rates that are exactly as predicted, says no direction of the truth
 HARD = 30.0  # log-odds beyond which a probability counts as 0 or 1
 ERRORS = ("ici", "e50", "e90", "brier_calibration")
 
@@ -72,7 +73,7 @@ def curve_errors(points: Points, curve: Curve | None, intervals: bool = True) ->
         return _statistics(np.abs(p - sigmoid(truth + draws @ (design @ root).T)))
 
     null = sample(x)
-    shares = _around(float(null[0].mean() / max(here[0], 1e-12)))
+    shares = _around(float(null[0].mean() / max(here[0], LEAST)))
     seen = np.stack([here, np.maximum(here, np.median(null, axis=1))])[..., None]
     ends = []
     for direction in (fitted, curve_shift(x, fitted)):
@@ -129,7 +130,7 @@ def curve_shift(x: np.ndarray, fitted: np.ndarray) -> np.ndarray:
     The error of a shift varies the most from sample to sample, so that it decides how large the error may be at most.
     """
     p = expit(x)
-    size = np.abs(p - expit(x + fitted)).mean() / max(float((p * (1 - p)).mean()), 1e-12)
+    size = max(float(np.abs(p - expit(x + fitted)).mean()), LEAST) / max(float((p * (1 - p)).mean()), 1e-12)
     return np.full_like(x, size if (expit(x + fitted) - p).mean() >= 0 else -size)
 
 
@@ -175,12 +176,14 @@ def smooth_ece(points: Points, curve: Curve | None) -> Estimate:
     noise[:, filled] = normal_draws(CELLS)[:, filled] * np.sqrt(weight * right * (1 - right) / n)
     noise = _smooth(noise, value)
     null = np.abs(noise).sum(-1)
-    shares = _around(float(null.mean() / max(value, 1e-12)))
+    shares = _around(float(null.mean() / max(value, LEAST)))
     seen = np.array([value, max(value, float(np.median(null)))])[:, None]
     ends = []
     # As large a shift as the error, which may be far above the fitted curve's: that one is smoother.
     shift = (
-        value / max(float(weight @ (stated * (1 - stated))), 1e-12) * (1.0 if weight @ (right - stated) >= 0 else -1.0)
+        max(value, LEAST)
+        / max(float(weight @ (stated * (1 - stated))), 1e-12)
+        * (1.0 if weight @ (right - stated) >= 0 else -1.0)
     )
     for direction in (fitted, np.full_like(odds, shift)):
         gaps = np.zeros((STEPS, CELLS))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import expit
 
-from fedcal.assess.calibration import ERRORS, HARD, curve_shift, error_values
+from fedcal.assess.calibration import ERRORS, HARD, LEAST, curve_shift, error_values
 from fedcal.assess.influence import curve_influences
 from fedcal.assess.intervals import UNKNOWN, Estimate, Z, crossing
 from fedcal.assess.means import Together
@@ -88,7 +88,7 @@ def mean_errors(classes: Sequence[Class], together: Together) -> dict[str, Estim
     measured, value = (np.mean([getattr(one, name) for one in places], axis=0) for name in ("measured", "values"))
     null = np.mean([one.null for one in places], axis=0)
     seen = np.maximum(measured, np.median(null, axis=0))  # for the upper ends, as of one class
-    noise = float(null[:, 0].mean() / max(measured[0], 1e-12))
+    noise = float(null[:, 0].mean() / max(measured[0], LEAST))
     less, more = np.linspace(max(0.0, 1 - REACH * noise), 1, STEPS), np.linspace(1, 1 + REACH * noise, STEPS)
 
     exact, samples = _family(places, [one.fitted * one.is_off for one in places], less)

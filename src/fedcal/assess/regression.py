@@ -92,12 +92,23 @@ def quantiles(x: np.ndarray, w: np.ndarray, shares: np.ndarray) -> np.ndarray:
 def choose_knots(points: Points) -> np.ndarray:
     """The spline's knots: quantiles of the log-odds, or a single one, for a straight line, where there are few samples.
 
-    Of as few different scores as there are knots, each is one: the curve then goes through the rate at every score.
+    Of as few different scores as there are knots, each is one: the curve then goes through the rate at every score (of scores
+    with one outcome only, through that of half a sample more of each: `with_both_outcomes`).
     """
     scores = np.unique(points.x[points.w > 0])
     knots = scores if len(scores) <= len(KNOTS) else np.unique(quantiles(points.x, points.w, np.array(KNOTS)))
     straight = len(knots) < 3 or points.w.sum() < FEW or (np.diff(knots) < 1e-6).any()
     return knots[:1] if straight else knots
+
+
+def with_both_outcomes(points: Points) -> Points:
+    """Add half a sample of each outcome at scores that have one outcome only: a curve through such a rate has no maximum."""
+    yes, no = (set(points.x[(points.y == one) & (points.w > 0)].tolist()) for one in (1, 0))
+    x = np.array(sorted(yes ^ no))
+    if not len(x):
+        return points
+    added = np.concatenate([points.x, x, x]), np.concatenate([points.y, 0 * x, 0 * x + 1])
+    return Points(*added, np.concatenate([points.w, np.full(2 * len(x), 0.5)]))
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,8 @@ class Curve:
         if not has_both(points):
             return None
         knots = choose_knots(points)
+        if len(knots) == len(np.unique(points.x[points.w > 0])):
+            points = with_both_outcomes(points)
         for some in (knots, knots[:1]):
             design = basis(points.x, some)
             if np.ptp(points.x) < 1e-9:
@@ -175,8 +188,8 @@ def score_test(points: Points) -> tuple[float, int, float]:
     leverage = ((design @ vectors[:, kept]) ** 2 / values[kept]).sum(1)
     # Its variance is 2 · freedom, as χ² has, and the outcomes' fourth cumulants by their leverages.
     extra = float(points.w * spread * (1 - 6 * spread) @ leverage**2)
-    scale = max(1 + extra / (2 * freedom), 1.0)
-    return statistic, freedom, float(chi2.sf(statistic / scale, freedom / scale))
+    stretch = max(1 + extra / (2 * freedom), 1.0)
+    return statistic, freedom, float(chi2.sf(statistic / stretch, freedom / stretch))
 
 
 def spiegelhalter(points: Points) -> float:
