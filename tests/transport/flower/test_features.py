@@ -136,6 +136,24 @@ def test_what_a_node_or_a_strategy_lacks_is_one_line():
     assert any("asks for 6 features and 3 logits" in str(fault) for fault in strategy.report()["faults"])
 
 
+def test_models_of_any_type_and_with_several_inputs():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = torch.nn.Linear(5, 3, dtype=torch.bfloat16)
+
+        def forward(self, x):
+            return self.last(x["a"] + x["b"] if isinstance(x, dict) else x[0] + x[1])
+
+    a, b, y = torch.randn(40, 5).bfloat16(), torch.randn(40, 5).bfloat16(), torch.arange(40) % 3
+    net = Two()
+    sent = ArrayRecord({name: value.float() for name, value in net.state_dict().items()})
+    for x in ({"a": a, "b": b}, [a, b]):
+        found = [logits_of(Two, lambda context, x=x: [(x, y)])(sent, None, kind) for kind in ("held-out", "test")]
+        assert sum(len(labels) for _, labels in found) == 40 and all(len(labels) > 8 for _, labels in found)
+        assert all(z.dtype == np.float32 for z, _ in found)
+
+
 @pytest.mark.parametrize("make", [logits_of, features_of])
 def test_one_sample_more_does_not_move_others_between_calibration_and_test(make):
     """Under differential privacy it must not. By every second sample, in matched pairs, the first one moved all others."""

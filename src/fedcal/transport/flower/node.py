@@ -148,10 +148,9 @@ class Node:
         plan, request = unpack_request(self.data)
         samples = self._frozen(plan)
         reply = self._reply_of(self._client(plan, samples), request)
+        # Only now that the model is kept: else the server could try others, and see which of them are refused.
         if reply.n and not (self.policy.privacy or request.privacy):  # under privacy all numbers are of one size
-            check_large_enough(
-                samples[0]
-            )  # now that the model is kept: by others, a refusal would tell of other numbers
+            check_large_enough(samples[0])
         openly = self._openly(reply)
         return Sums(example_reply(plan.method, plan.n_classes, request.query), reply.content, reply.n, openly)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
 
-from fedcal.base.arrays import Array
+from fedcal.base.arrays import Array, as_array
 from fedcal.base.checks import as_logits, check_labels, warn_of_masks
 from fedcal.base.labels import check_classes
 from fedcal.errors import FedCalError
@@ -132,25 +132,26 @@ def _predict(net: nn.Module, batches: Any) -> tuple[Array, Array, Array]:
     with torch.no_grad():
         for batch in batches:
             x, y = batch.values() if isinstance(batch, dict) else batch
-            parts.append((net(x).cpu().numpy(), y.cpu().numpy(), to_measure_on(x, y, seen)))
+            parts.append((as_array(net(x)), as_array(y), to_measure_on(x, y, seen)))
     scores, labels, tested = (np.concatenate(part) for part in zip(*parts, strict=True))
     return scores, labels, tested
 
 
-def to_measure_on(x: Tensor, y: Tensor, seen: Counter[bytes]) -> Array:
+def to_measure_on(x: Any, y: Tensor, seen: Counter[bytes]) -> Array:
     """Which samples of a batch to measure on: about half of them, and every second one of those that are equal.
 
     It does not depend on the other samples, nor on their order. If it did, differential privacy would not hold: one sample
     more or less would change on which side others are.
 
     Args:
-        x: inputs.
+        x: inputs: a tensor, or a list or dict of tensors.
         y: labels.
         seen: how often each sample was in the batches before.
     """
     import torch
 
-    bits = [part[:, None].detach().cpu().flatten(1).contiguous().view(torch.uint8).numpy() for part in (x, y)]
+    inputs = list(x.values()) if isinstance(x, Mapping) else list(x) if isinstance(x, list | tuple) else [x]
+    bits = [part[:, None].detach().cpu().flatten(1).contiguous().view(torch.uint8).numpy() for part in (*inputs, y)]
     found = np.zeros(len(y), bool)
     for i, row in enumerate(np.concatenate(bits, 1)):
         sample = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
