@@ -42,4 +42,6 @@ def test_wrong_probabilities_of_classes_are_found_though_the_confidence_is_right
     assert result.pooled["tests"]["score"]["p"] > 0.05, "the confidence is as right as before"
     assert result.verdict[0] == "The confidence is right overall, but the probabilities of the classes are not."
     assert re.fullmatch(r"Furthest off is the probability of class [0-3]: \d+\.\d %\.", result.verdict[2])
-    assert next_steps(status(result.pooled, result.sites, result.groups), False, False)[0][0].startswith("Calibrate")
+    assert next_steps(status(result.pooled, result.sites, result.groups), False, False, True)[0][0].startswith(
+        "Calibrate"
+    )

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedcal.assess.evaluation import Evaluation
-from fedcal.assess.verdict import Status, change, rejected, status
+from fedcal.assess.verdict import Status, change, rejected, status, wrong_classes
 from fedcal.base.store import write_bytes
 from fedcal.report.evaluation_figures import plot_calibration, plot_decisions, plot_forest
 from fedcal.report.evaluation_tables import NAMES, digits_of, tables
@@ -118,7 +118,7 @@ def render(result: Evaluation, title: str, before: Evaluation | None = None, ste
         before=before is not None,
         classes=top,
         tests=pooled.get("tests") or {},
-        steps=steps or next_steps(found, bool(rejected(result.sites)), before is not None),
+        steps=steps or next_steps(found, bool(rejected(result.sites)), before is not None, bool(wrong_classes(pooled))),
         data=data,
         new_site=any(one["sites"] > 2 for one in result.spread.values()),
         meanings=[(NAMES[key], meaning) for key, meaning in MEANINGS.items() if key in pooled],
@@ -130,13 +130,14 @@ def in_words(before: Evaluation | None, result: Evaluation) -> list[str]:
     return [*result.verdict, *(change(before.pooled, result.pooled) if before else [])]
 
 
-def next_steps(found: Status, sites_differ: bool, calibrated: bool) -> list[tuple[str, str]]:
+def next_steps(found: Status, sites_differ: bool, calibrated: bool, by_class: bool) -> list[tuple[str, str]]:
     """What to do with an evaluation: a sentence and the command that does it (or nothing).
 
     Args:
         found: what the evaluation says.
         sites_differ: whether some sites are not calibrated.
         calibrated: whether a scaler was applied.
+        by_class: whether the probabilities of several classes are wrong, beyond that of the predicted one.
     """
     again = ("Evaluate again on new samples: calibration breaks when patients, devices or habits change.", "")
     if found == "calibrated":
@@ -151,7 +152,10 @@ def next_steps(found: Status, sites_differ: bool, calibrated: bool) -> list[tupl
     if calibrated:
         site = " and give each site its personal scaler (--own)" if sites_differ else ""
         return [(f"Calibrate again on recent samples{site}.", fit[1]), again]
-    return [fit, check, ("Until then, do not read a probability of 80 % as 80 %.", "")]
+    which = (
+        "the probability of a class, if it says 80 %," if found == "in part" and by_class else "a probability of 80 %"
+    )
+    return [fit, check, (f"Until then, do not read {which} as 80 %.", "")]
 
 
 def _tile(measures: Json, key: str, before: Json | None) -> dict[str, str]:

@@ -29,7 +29,7 @@ COMMANDS = {
     Action.NOTHING: "",
     Action.NEW_OFFSET: "fedcal client finish scaler.safetensors FILE --name {site} --out site.safetensors",
     Action.NEW_FIT: "fedcal calibrate FILE... --out calibrated",
-    Action.COLLECT_LABELS: "fedcal monitor sums FILE --scaler scaler.safetensors --out batch.sums",
+    Action.COLLECT_LABELS: "fedcal monitor sums FILE --name {site} --scaler scaler.safetensors --out batch.sums",
 }
 
 
@@ -54,7 +54,7 @@ def render(verdict: Verdict) -> str:
         for i, site in enumerate(order[:MOST])
     ]
     steps = [
-        (f"{site or ALL_SITES}: {ADVICE[action]}", COMMANDS[action].format(site=shlex.quote(site)))
+        (f"{site or ALL_SITES}: {ADVICE[action]}", COMMANDS[action].format(site=shlex.quote(site or "SITE")))
         for site, action in verdict.actions.items()
     ]
     return fill_template(
