@@ -270,7 +270,7 @@ class Client:
         talk = self.policy.after(self.talk, request, self.method, query.k if private else logits.shape[1])
         if private and self.privacy:  # its own noise protects it, and a refusal would reveal the size of its logits
             return talk
-        if self._size is None:  # so few samples must not show by what is refused either
+        if self._size is None:  # of fewer than min_count samples, no refusal may depend on their size
             self._size = logit_size(logits) if n >= self.policy.min_count else 0.0
         try:
             if private:

@@ -46,7 +46,7 @@ class Talk:
     stage: int = 0  # the earliest stage that queries may still be of
     used: tuple[int, ...] = ()  # replies of each stage, since the fit began
     measured: str = ""  # the digest of the scaler whose metrics it has sent
-    refused: bool = False  # whether it was asked for what depends on its samples and no fit asks: it replies no more
+    refused: bool = False  # whether it has refused a request beyond its bounds: it replies no more
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -62,11 +62,7 @@ class Talk:
         hints = {entry.name: type(entry.default) for entry in fields(cls)}
         if not isinstance(values, dict) or {"refused", *values} != hints.keys():
             raise ValueError("it does not say what the client has replied to")
-        values = {
-            "refused": False,
-            **values,
-            "used": tuple(values["used"]),
-        }  # a state of an earlier version does not say it
+        values = {"refused": False, **values, "used": tuple(values["used"])}  # earlier versions did not say "refused"
         numbers = [value for name, value in values.items() if hints[name] is int] + list(values["used"])
         if any(type(values[name]) is not hint for name, hint in hints.items()) or any(
             type(number) is not int or number < 0 for number in numbers
@@ -220,7 +216,7 @@ class Policy:
                 )
         if talk.refused:  # if it went on, each further refusal would tell the server a little more of the samples
             raise FedCalError(
-                "this site has refused a request of this federation that no fit makes: it replies no more"
+                "this site has refused a request of this federation that no fit makes: it replies no more in it"
             )
         return replace(talk, **now)
 
