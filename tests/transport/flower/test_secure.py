@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import tempfile
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
@@ -13,7 +15,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 import fedcal
@@ -27,6 +29,7 @@ from fedcal.protocol import Request, Server
 from fedcal.protocol.wire import pack_request
 from fedcal.secure import divide
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, personal_scaler
+from fedcal.transport.flower.grid import copy_content
 from fedcal.transport.flower.records import record_of
 from transport.flower.help import config_of, distance, simulated
 from transport.flower.help import grid_of as heart_grid
@@ -176,6 +179,45 @@ def send(grid: LocalGrid, server: Server, phase: str, **more) -> Message:
     record = record_of(pack_request(server.plan, server.request), phase=phase, model="", bins=15, **more)
     content = RecordDict({"fedcal.request": record, "fedcal.model": MODEL, "arrays": MODEL})
     return next(iter(grid.send_and_receive([Message(content, min(grid.get_node_ids()), "train")], timeout=5)))
+
+
+def at_once(app, grid: LocalGrid, message: Message) -> list[Message | str]:
+    """What a node replies to a message twice, where both begin with the same context, as two processes of Flower's do."""
+    context, found = grid.contexts[message.metadata.dst_node_id], []
+    for _ in range(2):
+        copy = Context(context.run_id, context.node_id, context.node_config, copy_content(context.state), {})
+        try:
+            found.append(app(Message(copy_content(message.content), context.node_id, "train"), copy))
+        except FedCalError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "mask", "agree", "unmask"])
+def test_a_stage_is_done_once_though_messages_begin_with_the_same_secrets(stage):
+    """Else a server could have two vectors under the same masks, or shares by two lists of who is left."""
+    app, seen = node_app(), []
+
+    def twice(message, context):
+        stages = json.loads(message.content["fedcal.request"]["stages"])
+        if not seen and context.node_config["name"] == "n01" and stage in [part["stage"] for part in stages]:
+            seen.extend(at_once(app, grid, message))
+        return app(message, context)
+
+    grid = grid_of(4, twice)
+    fit(grid, "fed-ts", secure=True)
+    assert not isinstance(seen[0], str) and seen[1].startswith("another message has gone on")
+
+
+def test_turns_leave_two_files_of_a_run_for_a_month(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    fit(grid_of(3), "fed-ts", secure=True)
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700 and len(list(folder.iterdir())) == 6
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    fit(grid_of(4), "fed-ts", secure=True)
+    assert len(list(folder.iterdir())) == 8
 
 
 @pytest.mark.parametrize("stages", [{}, {"stages": "[]"}])
