@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context
 from fedcal.base.arrays import Array, Params
 from fedcal.base.query import magnitude
 from fedcal.errors import FedCalError
-from fedcal.secure import Layout, SecureNode
+from fedcal.secure import Layout, SecureNode, parts_of
 from fedcal.secure.fixed import Words
 from fedcal.secure.identity import identity_of
 
@@ -58,7 +58,7 @@ def reply_to_stages(
         layout = Layout({name: value.shape for name, value in mine.like.items()}, words)
         return layout.encode({name: value.astype(float) for name, value in mine.content.items()}, mine.n)
 
-    replies, vector = node.reply(json.loads(stages), encode)
+    replies, vector = node.reply(parts_of(stages), encode)
     context.state.config_records[SECRETS] = ConfigRecord({"members": json.dumps(node.to_json())})
     return json.dumps(replies), vector, openly
 
