@@ -11,6 +11,7 @@ import os
 import secrets
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context
@@ -57,5 +58,6 @@ def take_turn(context: Context, folder: Path | None = None) -> None:
 def _forget(folder: Path) -> None:
     """Delete the files of runs that are long over."""
     for path in folder.iterdir():
-        if path.stat().st_mtime < time.time() - KEPT:
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another node has just renamed or deleted it
+            if path.stat().st_mtime < time.time() - KEPT:
+                path.unlink()
