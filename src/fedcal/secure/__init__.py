@@ -19,9 +19,8 @@ I/O, on the primitives of `cryptography`: X25519, HKDF, ChaCha20 and ChaCha20-Po
 
 from fedcal.secure.fixed import MOST_NODES
 from fedcal.secure.group import Group, divide
-from fedcal.secure.messages import parts_of
 from fedcal.secure.node import SecureNode
 from fedcal.secure.shamir import FEWEST_NODES, threshold
 from fedcal.secure.vector import Layout, Total
 
-__all__ = ["FEWEST_NODES", "MOST_NODES", "Group", "Layout", "SecureNode", "Total", "divide", "parts_of", "threshold"]
+__all__ = ["FEWEST_NODES", "MOST_NODES", "Group", "Layout", "SecureNode", "Total", "divide", "threshold"]

@@ -6,7 +6,6 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from fedcal.base.codec import parse_json
 from fedcal.errors import FedCalError
 from fedcal.secure import crypto
 
@@ -15,29 +14,12 @@ VERSION = 3  # of the stages, and of how keys are derived: nodes of two versions
 Stage = Literal["keys", "shares", "mask", "agree", "unmask"]
 Part = dict[str, Any]  # a request of one stage to one node, or the reply to it
 LONGEST = 1000  # characters of a name or a signature: every node's entry is sent to all others
-MOST = 1 << 20  # characters of a message's stages: those of a group of 63 have 100,000
 # By node: its public keys as hex, to seal for it and to mask with it; then, if nodes have identities, whose they are, signed.
 Directory = dict[str, list[str]]
 
 
 class DoesNotAddUp(FedCalError):
     """Some node did not follow the protocol, and the total is lost: the aggregation begins again."""
-
-
-def parts_of(text: Any) -> list[Any]:
-    """Return the stages that a message holds, or the replies to them.
-
-    Raises:
-        FedCalError: where they are something else.
-    """
-    if not isinstance(text, str) or len(text) > MOST:
-        raise FedCalError(
-            f"the stages of secure aggregation cannot be read: they are no text of at most {MOST} characters"
-        )
-    parts = parse_json(text, "what is said of secure aggregation")
-    if not isinstance(parts, list):
-        raise FedCalError("the stages of secure aggregation cannot be read: they are no list")
-    return parts
 
 
 def text_of(values: Any, length: int, what: str) -> str:

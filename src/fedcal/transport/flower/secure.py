@@ -23,7 +23,7 @@ from fedcal.measure.views import Measured, add_up
 from fedcal.protocol import Reply, Request, Server
 from fedcal.protocol.checks import check_bytes, check_reply
 from fedcal.protocol.wire import pack_request, unpack_reply
-from fedcal.secure import FEWEST_NODES, Group, Layout, Total, divide, parts_of
+from fedcal.secure import FEWEST_NODES, Group, Layout, Total, divide
 from fedcal.transport.flower.measured import measured_arrays, measured_of
 from fedcal.transport.flower.records import (
     MEASURED,
@@ -33,6 +33,7 @@ from fedcal.transport.flower.records import (
     Phase,
     data_of,
     pack_scaler,
+    parts_of,
 )
 from fedcal.transport.flower.rounds import noised_measures
 from fedcal.transport.flower.server import ALL_NODES, Cost, Frozen, Nodes

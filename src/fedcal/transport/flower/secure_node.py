@@ -15,9 +15,10 @@ from flwr.app import ConfigRecord, Context
 from fedcal.base.arrays import Array, Params
 from fedcal.base.query import magnitude
 from fedcal.errors import FedCalError
-from fedcal.secure import Layout, SecureNode, parts_of
+from fedcal.secure import Layout, SecureNode
 from fedcal.secure.fixed import Words
 from fedcal.secure.identity import identity_of
+from fedcal.transport.flower.records import parts_of
 
 SECRETS = "fedcal.secrets"  # in the node's context
 SMALLEST = 1e-6  # of a node's largest logit: sums are rounded to 2⁻⁶⁵, and squares of less would lose their digits
