@@ -138,12 +138,12 @@ class SecureRounds:
         return totals, dict(cost)
 
     def _ask(self, group: Group, faults: int) -> dict[str, list[Any]]:
-        """What a group's nodes are asked; where too few are left, the error says why those of this round are not."""
+        """What a group's nodes are asked; where too few are left, the error gives up to three reasons of this round."""
         try:
             return group.ask()
         except FedCalError as error:
             reasons = sorted({str(fault["reason"]) for fault in self.nodes.faults[faults:]})
-            raise FedCalError(f"{error} ({'; '.join(reasons)})" if reasons else str(error)) from None
+            raise FedCalError(f"{error} ({'; '.join(reasons[:3])})" if reasons else str(error)) from None
 
     def _waiting(self) -> list[Group]:
         """The groups whose total is still to come; those that have become too small are left out, if others are there."""

@@ -48,7 +48,7 @@ def take_turn(context: Context, folder: Path | None = None) -> None:
             (folder / turn).touch(0o600)
     except (FileExistsError, FileNotFoundError):
         raise FedCalError(
-            "another message has gone on from what this node keeps: it replies to one at a time, and no more in this run"
+            "another message has gone on from what this node keeps, or it was started again: it replies no more in this run"
         ) from None
     except OSError as error:
         raise FedCalError(f"cannot write to {folder}: {error.strerror or error}; set TMPDIR") from None
