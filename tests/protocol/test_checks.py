@@ -239,6 +239,17 @@ def test_a_request_that_does_not_fit_the_samples(query: Query) -> None:
         Client("fed-matrix", *SAMPLES[0]).reply(request_of(query))
 
 
+def test_a_refusal_does_not_say_how_many_samples_there_are() -> None:
+    """Over Flower the server reads it, also of a node whose sums are masked."""
+    server = Server("fed-op", 3)
+    while type(server.request.query).__name__ != "NetGradient":
+        server.receive({"a": Client("fed-op", *SAMPLES[0]).reply(server.request)})
+    query = replace(server.request.query, net={**server.request.query.net, "w1": np.zeros((0, 3))})
+    with pytest.raises(FedCalError, match="does not fit this client's samples") as error:
+        Client("fed-op", *SAMPLES[0]).reply(replace(server.request, query=query))
+    assert not re.search(r"\d", str(error.value))
+
+
 def test_rounds_of_the_past_and_lost_states() -> None:
     client = Client("fedcal-no-wm:steps=2", *SAMPLES[0])
     server = Server(client.method, 3)

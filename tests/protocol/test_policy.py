@@ -374,3 +374,10 @@ def test_a_policys_least_number_is_that_of_the_folds_too() -> None:
     client = Client("fedcal-plus", *SAMPLES[0], policy=Policy(min_count=30))
     sizes = client.reply(request_of(Start(folds=True))).content["folds"]
     assert sorted(sizes.tolist()) == [0, 0, 0, 30, 30]
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (1, 1, 4)])
+def test_maps_that_are_no_table_are_refused(shape: tuple[int, ...]) -> None:
+    query = LinearSums((Points("bias", ALL, "full", np.ones(shape)),))
+    with pytest.raises(FedCalError, match="asks for LinearSums where fed-bias does not"):
+        Client("fed-bias", *SAMPLES[0], policy=Policy()).reply(request_of(query))

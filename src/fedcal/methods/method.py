@@ -67,6 +67,8 @@ class Stage:
             elif isinstance(part, Points):
                 if (part.family, part.fold) in held or (part.fold != ALL and part.curvature != "none"):
                     return False
+                if part.at.ndim != 2:
+                    return False
                 held[part.family, part.fold] = len(part.at)
         allowed = (ALL, *range(FOLDS)) if self.folds else (ALL,)
         return (

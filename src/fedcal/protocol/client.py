@@ -17,7 +17,7 @@ from fedcal.base.checks import as_logits, check_labels
 from fedcal.base.query import contiguous
 from fedcal.base.store import nest, unnest
 from fedcal.base.threads import one_thread
-from fedcal.errors import FedCalError, reason_of
+from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_query import VALUES, PrivateQuery
 from fedcal.methods import Method, Update, get_method
@@ -253,9 +253,9 @@ class Client:
             MemoryError,
             StopIteration,
         ) as error:
-            raise FedCalError(
-                f"the request does not fit this client's samples ({reason_of(error)}): check the server"
-            ) from error
+            # Over Flower the server reads this: the error's own words may say how many samples there are.
+            kind = type(error).__name__
+            raise FedCalError(f"the request does not fit this client's samples ({kind}): check the server") from error
 
     def _consider(self, request: Request, n: int) -> Talk:
         """Refuse what the client's policy does not allow; return what it remembers after its reply.

@@ -123,6 +123,27 @@ def test_secure_aggregation_gives_the_same():
     assert distance(plain, strategy.scaler.params) < 1e-6
 
 
+@pytest.mark.parametrize(("make", "method"), [(logits_of, "fedcal-plus"), (features_of, f"fed-head:features={D}")])
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_node_without_any_batch_says_that_it_has_no_samples(make, method, secure):
+    """Where it raised, a securely aggregated group of three came to nothing."""
+
+    def of(context):
+        return batches(context.node_config["i"], "held-out") if context.node_config["i"] else []
+
+    mod = calibration_mod(make(make_model, of))
+    nodes = [{"i": i, "name": f"n{i}"} for i in range(3)]
+    grid = LocalGrid(lambda message, context: mod(message, context, None), nodes)
+    assert fit(grid, method, secure=secure).report()["faults"] == []
+
+
+def test_without_a_batch_only_a_linear_last_layer_tells_the_number_of_classes():
+    with pytest.raises(FedCalError, match=r"logits of shape \(0, K\)"):
+        logits_of(lambda: nn.Sequential(nn.Linear(5, K), nn.Tanh()), lambda context: [])(
+            ArrayRecord(nn.Sequential(nn.Linear(5, K), nn.Tanh()).state_dict()), None, "test"
+        )
+
+
 def test_what_a_node_or_a_strategy_lacks_is_one_line():
     with pytest.raises(FedCalError, match="fed-head needs the model's features"):
         fit(grid_of())

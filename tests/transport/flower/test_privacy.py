@@ -1,6 +1,7 @@
 """Differential privacy of additive methods."""
 
 import math
+import secrets
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from transport.flower.help import config_of, flower, grid_of
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'fedcal[privacy]'")
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -102,6 +103,25 @@ def test_a_node_keeps_its_own_budget():
     grid.app = nodes_with(other := Privacy(10.0, where="local"))  # a share of ε = 30 is none of ε = 10
     with pytest.raises(FedCalError, match=r"was spent under Privacy\(epsilon=30.0"):
         flower(config, grid, privacy=other)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_messages_that_come_at_once_do_not_spend_a_budget_twice(tmp_path, kept):
+    """Flower gives both the same context: each would draw noise of its own, and many of them would average it away."""
+    privacy = Privacy(4.0, where="local")
+    server = Server("fed-ts", K, privacy=privacy)
+    mod = calibration_mod(lambda arrays, context, split: clients()[0], privacy=privacy)
+    record = record_of(pack_request(server.plan, server.request), phase="reply", model="", bins=15)
+    config = {"name": "n", **({"fedcal-state": str(tmp_path)} if kept else {})}
+    found, run = [], secrets.randbits(63)
+    for _ in range(2):
+        content = RecordDict({"fedcal.request": record_of(**record), "fedcal.model": ArrayRecord({})})
+        try:
+            reply = mod(Message(content, 1, "train"), Context(run, 1, config, RecordDict(), {}), lambda m, c: m)
+            found.append(data_of(reply.content["fedcal.reply"]))
+        except FedCalError as error:
+            found.append(str(error))
+    assert found[1] == found[0] if kept else "another message has gone on" in found[1]
 
 
 def test_a_calibration_sample_does_not_show_in_what_test_samples_measure():

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import tempfile
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
@@ -13,7 +15,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedcal[flower]'")
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 import fedcal
@@ -26,7 +28,9 @@ from fedcal.measure.tally import Tally
 from fedcal.protocol import Request, Server
 from fedcal.protocol.wire import pack_request
 from fedcal.secure import divide
+from fedcal.secure.fixed import add, encode
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod, personal_scaler
+from fedcal.transport.flower.grid import copy_content
 from fedcal.transport.flower.records import record_of
 from transport.flower.help import config_of, distance, simulated
 from transport.flower.help import grid_of as heart_grid
@@ -178,6 +182,46 @@ def send(grid: LocalGrid, server: Server, phase: str, **more) -> Message:
     return next(iter(grid.send_and_receive([Message(content, min(grid.get_node_ids()), "train")], timeout=5)))
 
 
+def at_once(app, grid: LocalGrid, message: Message) -> list[Message | str]:
+    """What a node replies to a message twice, where both begin with the same context, as two processes of Flower's do."""
+    context, found = grid.contexts[message.metadata.dst_node_id], []
+    for _ in range(2):
+        copy = Context(context.run_id, context.node_id, context.node_config, copy_content(context.state), {})
+        try:
+            found.append(app(Message(copy_content(message.content), context.node_id, "train"), copy))
+        except FedCalError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "mask", "agree", "unmask"])
+def test_a_stage_is_done_once_though_messages_begin_with_the_same_secrets(stage):
+    """Else a server could have two vectors under the same masks, or shares by two lists of who is left."""
+    app, seen = node_app(), []
+
+    def twice(message, context):
+        stages = json.loads(message.content["fedcal.request"]["stages"])
+        if not seen and context.node_config["name"] == "n01" and stage in [part["stage"] for part in stages]:
+            seen.extend(at_once(app, grid, message))
+        return app(message, context)
+
+    grid = grid_of(4, twice)
+    fit(grid, "fed-ts", secure=True)
+    assert not isinstance(seen[0], str) and seen[1].startswith("another message has gone on")
+
+
+def test_turns_leave_two_files_of_a_run_for_a_month(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    fit(grid_of(3), "fed-ts", secure=True)
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700 and len(list(folder.iterdir())) == 6
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    (folder / "gone").symlink_to("nowhere")  # as a file that another node renames meanwhile
+    fit(grid_of(4), "fed-ts", secure=True)
+    assert len(list(folder.iterdir())) == 8 + 1
+
+
 @pytest.mark.parametrize("stages", [{}, {"stages": "[]"}])
 @pytest.mark.parametrize("phase", ["train", "reply"])
 def test_no_phase_makes_a_secure_node_reply_openly(phase, stages):
@@ -250,7 +294,10 @@ def test_a_node_with_keys_that_nobody_can_use_is_left_out(keys):
     assert "cannot be used" in report["faults"][0]["reason"]
 
 
-@pytest.mark.parametrize("stages", [7, "[" * 100_000, '["keys"]', "{}"], ids=["number", "deep", "text", "table"])
+STAGES = {"number": 7, "deep": "[" * 100_000, "text": '["keys"]', "table": "{}", "long": f"[{'[],' * 400_000}[]]"}
+
+
+@pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
 def test_a_node_whose_stages_cannot_be_read_is_left_out(stages):
     inner = node_app()
 
@@ -262,6 +309,49 @@ def test_a_node_whose_stages_cannot_be_read_is_left_out(stages):
 
     report = fit(grid_of(4, app), "fed-ts", secure=True).report()
     assert [fault["name"] for fault in report["faults"]] == ["n02"] and len(report["fitted_by"]) == 3
+
+
+@pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
+def test_a_node_refuses_stages_that_it_cannot_read(stages):
+    reply = send(grid_of(1), Server("fed-ts", K), "reply", stages=stages)
+    assert reply.has_error() and "FedCalError" in reply.error.reason and "secure aggregation" in reply.error.reason
+
+
+@pytest.mark.parametrize(("openly", "left"), [(7, 4), (bytes(1 << 21), 3), (b"{}", 3)])
+def test_what_a_node_says_openly_is_read_if_it_can_be(openly, left):
+    inner = node_app()
+
+    def app(message, context):
+        reply = inner(message, context)
+        if context.node_config["name"] == "n02":
+            reply.content["fedcal.reply"]["openly"] = openly
+        return reply
+
+    assert len(fit(grid_of(4, app), "fed-ts", secure=True).report()["fitted_by"]) == left
+
+
+@pytest.mark.filterwarnings("ignore:privacy")  # whatever the noise makes of the fit
+def test_a_private_measurement_beyond_all_samples_is_refused():
+    """One node adds to its masked vector what no samples give: nothing may be computed from that total."""
+    privacy, inner = Privacy(300.0, where="distributed", nodes=3), node_app()
+
+    def app(message, context):
+        phase = message.content["fedcal.request"]["phase"]
+        reply = inner(message, context)
+        record = reply.content["fedcal.reply"]
+        if context.node_config["i"] == 1 and phase == "measure" and record["data"]:
+            vector = np.frombuffer(record["data"], "<u8").reshape(2, -1)
+            added = encode(np.eye(1, vector.shape[1], 4)[0] * 1e17, 2)
+            record["data"] = add(vector, added).astype("<u8").tobytes()
+        return reply
+
+    with pytest.raises(FedCalError, match="beyond all that 3 samples can add up to"):
+        fit(grid_of(3, app), "fed-ts", secure=True, privacy=privacy)
+
+
+def test_where_no_node_goes_on_the_error_says_why():
+    with pytest.raises(FedCalError, match=r"0 nodes are left.*\(error: .*give the server privacy too"):
+        fit(grid_of(3, node_app(privacy=Privacy(1.0, where="local"))), "fed-ts", secure=True)
 
 
 def test_a_total_that_no_samples_give_is_refused():
@@ -332,8 +422,9 @@ def test_where_too_many_die_the_round_is_run_again_and_with_fewer_than_three_it_
 
 
 @pytest.mark.filterwarnings("ignore:privacy")  # whatever the noise makes of the fit
-def test_a_total_that_is_lost_costs_privacy_and_the_scaler_is_there_all_the_same(tmp_path):
-    """Two nodes of six fall away while the fourth total is unmasked: the others pay twice, and cannot measure any more."""
+@pytest.mark.parametrize(("lost", "has_scaler"), [(4, True), (7, False)])
+def test_a_total_that_is_lost_costs_privacy(tmp_path, lost, has_scaler):
+    """Two nodes of six fall away while a total is unmasked: the others pay twice, and cannot measure, or end the fit."""
     privacy = Privacy(300.0, where="distributed", nodes=3)
     inner, gone = node_app(privacy=privacy), Counter[str]()
 
@@ -341,11 +432,11 @@ def test_a_total_that_is_lost_costs_privacy_and_the_scaler_is_there_all_the_same
         stages = json.loads(message.content["fedcal.request"].get("stages", "[]"))
         name = context.node_config["name"]
         gone[name] += name < "n02" and any(part["stage"] == "unmask" for part in stages)
-        return None if gone[name] > 3 else inner(message, context)
+        return None if gone[name] >= lost else inner(message, context)
 
-    with pytest.raises(FedCalError, match="0 nodes are left"):
+    with pytest.raises(FedCalError, match=r"0 nodes are left.*privacy budget of ε = 300 is used up"):
         fit(grid_of(6, app), "fed-bias", secure=True, privacy=privacy, folder=tmp_path)
-    assert fedcal.Scaler.load(tmp_path / "scaler.safetensors").method.name == "fed-bias"
+    assert (tmp_path / "scaler.safetensors").exists() == has_scaler
 
 
 def test_a_node_that_loses_the_models_logits_is_sent_the_model_again():

@@ -16,9 +16,10 @@ from flwr.app import Context, Message, RecordDict
 from fedcal.base.checks import check_kind
 from fedcal.errors import FedCalError
 from fedcal.protocol import Policy, Privacy
-from fedcal.transport.flower.node import ClientAppCallable, Node, one_message_at_a_time
+from fedcal.transport.flower.node import ClientAppCallable, Node, one_message_at_a_time, state_path
 from fedcal.transport.flower.records import REPLY, REQUEST, STAGES, Records, take_out
 from fedcal.transport.flower.samples import Logits, as_samples
+from fedcal.transport.flower.turns import take_turn
 
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
@@ -77,6 +78,9 @@ def calibration_mod(
         openly = node.phase == "train" or STAGES not in node.about
         if only_secure and openly and node.phase not in ("meet", "evaluate"):
             raise FedCalError("this node replies under secure aggregation only: give the strategy secure=True")
+        path = state_path(context)  # with it, a budget is in a file that one message at a time reads and writes
+        if STAGES in node.about or (node.policy.privacy and node.phase != "meet" and path is None):
+            take_turn(context, path and path.with_suffix(".turns"))
         if node.phase in ("meet", "train"):
             return node.train(message, call_next)
         if node.phase == "evaluate":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -148,8 +149,9 @@ class LocalGrid(Grid):
         run_config: Mapping[str, Any] | None = None,
     ) -> None:
         self.app, self.sent, self._numbers = app, 0, itertools.count(1)
+        run = secrets.randbits(63)
         self.contexts = {
-            node: Context(0, node, dict(config), RecordDict(), dict(run_config or {}))
+            node: Context(run, node, dict(config), RecordDict(), dict(run_config or {}))
             for node, config in enumerate(nodes, start=1)
         }
         self._replies: dict[str, Message] = {}

@@ -20,6 +20,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedcal.base.arrays import Params, as_array
+from fedcal.base.codec import parse_json
 from fedcal.errors import FedCalError
 from fedcal.protocol import Plan, Privacy, Scaler
 from fedcal.protocol.valid import check_params
@@ -29,6 +30,7 @@ PREFIX = "fedcal."
 REQUEST, MODEL, REPLY = "fedcal.request", "fedcal.model", "fedcal.reply"
 DATA = "data"  # the bytes of a record
 STAGES = "stages"  # of secure aggregation, as JSON
+MOST = 1 << 20  # characters of a message's stages: those of a group of 63 have 100,000
 MEASURED = 10**9  # the round of a private measurement: after all others
 VIEWS = ("uncal", "local", "own")  # what a node measures: the model as it is, the global scaler, its personal scaler
 # Under privacy not the last: it is made of calibration samples without noise, so that each of them moves what all test
@@ -56,6 +58,22 @@ def data_of(record: Any) -> bytes:
     if not isinstance(data, bytes):
         raise FedCalError("the message cannot be read: it holds no bytes")
     return data
+
+
+def parts_of(text: Any) -> list[Any]:
+    """Return the stages that a message holds, or the replies to them.
+
+    Raises:
+        FedCalError: where they are something else.
+    """
+    if not isinstance(text, str) or len(text) > MOST:
+        raise FedCalError(
+            f"the stages of secure aggregation cannot be read: they are no text of at most {MOST} characters"
+        )
+    parts = parse_json(text, "what is said of secure aggregation")
+    if not isinstance(parts, list):
+        raise FedCalError("the stages of secure aggregation cannot be read: they are no list")
+    return parts
 
 
 def take_out(content: RecordDict) -> Records:

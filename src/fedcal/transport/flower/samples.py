@@ -75,7 +75,7 @@ def logits_of(model: Callable[[], nn.Module], held_out: Callable[[Context], Any]
             raise FedCalError("this method fits on training data: give calibration_mod a function of your own for them")
         net = model()
         net.load_state_dict(arrays.to_torch_state_dict())
-        z, y, tested = _predict(net.eval(), held_out(context))
+        z, y, tested = _predict(net.eval(), held_out(context), lambda: _outputs(net))
         mine = tested == (split == "test")
         return z[mine], y[mine]
 
@@ -107,10 +107,11 @@ def features_of(
 
         net = model()
         net.load_state_dict(arrays.to_torch_state_dict())
-        whole, k = with_features(net).eval(), last_linear(net)[1].out_features
+        whole, last = with_features(net).eval(), last_linear(net)[1]
+        k = last.out_features
 
         def of(batches: Any, trained: bool) -> tuple[Array, Array, Array]:
-            found, y, tested = _predict(whole, batches)
+            found, y, tested = _predict(whole, batches, lambda: k + last.in_features)
             return join(found[:, :k], found[:, k:], trained), y, tested
 
         found, labels, tested = of(held_out(context), False)
@@ -124,8 +125,8 @@ def features_of(
     return rows
 
 
-def _predict(net: nn.Module, batches: Any) -> tuple[Array, Array, Array]:
-    """What the model returns for all batches, their labels, and which of them to measure on."""
+def _predict(net: nn.Module, batches: Any, width: Callable[[], int]) -> tuple[Array, Array, Array]:
+    """What the model returns for all batches, their labels, and which of them to measure on; `width`: of a row."""
     import torch
 
     parts, seen = [], Counter[bytes]()
@@ -133,8 +134,23 @@ def _predict(net: nn.Module, batches: Any) -> tuple[Array, Array, Array]:
         for batch in batches:
             x, y = batch.values() if isinstance(batch, dict) else batch
             parts.append((as_array(net(x)), as_array(y), to_measure_on(x, y, seen)))
+    if not parts:  # a node without samples replies too: it has none
+        return np.zeros((0, width())), np.zeros(0, np.int64), np.zeros(0, bool)
     scores, labels, tested = (np.concatenate(part) for part in zip(*parts, strict=True))
     return scores, labels, tested
+
+
+def _outputs(net: nn.Module) -> int:
+    """How many logits a model gives, where there is no batch to see it by."""
+    from fedcal.base.last_layer import last_linear
+
+    try:
+        return last_linear(net)[1].out_features
+    except FedCalError:
+        raise FedCalError(
+            "there are no held-out samples, and the model's last layer does not tell the number of classes: give "
+            "calibration_mod a function that returns logits of shape (0, K)"
+        ) from None
 
 
 def to_measure_on(x: Any, y: Tensor, seen: Counter[bytes]) -> Array:

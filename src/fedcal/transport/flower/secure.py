@@ -20,17 +20,20 @@ from fedcal.errors import FedCalError
 from fedcal.exact.private_queries import Measure
 from fedcal.exact.private_query import VALUES
 from fedcal.measure.views import Measured, add_up
-from fedcal.protocol import Reply, Server
+from fedcal.protocol import Reply, Request, Server
+from fedcal.protocol.checks import check_bytes, check_reply
 from fedcal.protocol.wire import pack_request, unpack_reply
 from fedcal.secure import FEWEST_NODES, Group, Layout, Total, divide
 from fedcal.transport.flower.measured import measured_arrays, measured_of
 from fedcal.transport.flower.records import (
+    MEASURED,
     PRIVATE_VIEWS,
     STAGES,
     VIEWS,
     Phase,
     data_of,
     pack_scaler,
+    parts_of,
 )
 from fedcal.transport.flower.rounds import noised_measures
 from fedcal.transport.flower.server import ALL_NODES, Cost, Frozen, Nodes
@@ -92,6 +95,9 @@ class SecureRounds:
         took_part = [int(node) for total in totals.values() for node in total.nodes]
         self.nodes.end(took_part, cost)
         if server.privacy:
+            request = Request(server.plan.federation, MEASURED, query, server.privacy)
+            for name, total in totals.items():
+                check_reply(name, self._reply(total, like, request.digest), request, server.plan, None, like, True)
             whole = sum_of(_arrays(total, like)[VALUES] for total in totals.values())
             return noised_measures(self.nodes, server, server.privacy, query, whole, len(took_part))
         return add_up(measured_of(ALL_NODES, _arrays(total, like), k, n_bins) for total in totals.values())
@@ -111,13 +117,14 @@ class SecureRounds:
     ) -> tuple[dict[str, Total], Cost]:
         """The total of every group, and what that cost."""
         layout, cost = Layout({name: tuple(t.shape) for name, t in like.items()}), Counter[str]()
+        faults = len(self.nodes.faults)
         for group in self.groups.values():
             group.begin(layout)
         while waiting := self._waiting():
             requests: dict[int, ConfigRecord] = {}
             for group in waiting:
                 sent = data if group.asks_for_vectors() else b""
-                for node, parts in group.ask().items():
+                for node, parts in self._ask(group, faults).items():
                     requests[int(node)] = frozen.request(phase, sent, bins, **{STAGES: json.dumps(parts)})
             records, spent = self.nodes.ask(frozen, requests)
             cost.update(spent)
@@ -130,6 +137,14 @@ class SecureRounds:
         self.rounding = max([self.rounding, *(total.rounding for total in totals.values())])
         return totals, dict(cost)
 
+    def _ask(self, group: Group, faults: int) -> dict[str, list[Any]]:
+        """What a group's nodes are asked; where too few are left, the error gives up to three reasons of this round."""
+        try:
+            return group.ask()
+        except FedCalError as error:
+            reasons = sorted({str(fault["reason"]) for fault in self.nodes.faults[faults:]})
+            raise FedCalError(f"{error} ({'; '.join(reasons[:3])})" if reasons else str(error)) from None
+
     def _waiting(self) -> list[Group]:
         """The groups whose total is still to come; those that have become too small are left out, if others are there."""
         small = [name for name, group in self.groups.items() if len(group.nodes) < FEWEST_NODES]
@@ -139,13 +154,11 @@ class SecureRounds:
         return [group for group in self.groups.values() if group.total is None]
 
     def _read(self, name: str, record: Any) -> tuple[list[Any], bytes]:
-        try:
-            parts = json.loads(record[STAGES])
-        except (KeyError, TypeError, ValueError, RecursionError):
-            raise FedCalError(f"{name} does not take part in secure aggregation: use one version of fedcal") from None
-        if not isinstance(parts, list):
-            raise FedCalError(f"{name}'s stages of secure aggregation cannot be read")
-        if openly := record.get("openly"):
+        if STAGES not in record:
+            raise FedCalError(f"{name} does not take part in secure aggregation: use one version of fedcal")
+        parts = parts_of(record[STAGES])
+        if isinstance(openly := record.get("openly"), bytes) and openly:
+            check_bytes(name, len(openly), {})
             self._openly[name] = unpack_reply(openly)[1]
         return parts, data_of(record)
 

@@ -18,6 +18,7 @@ from fedcal.errors import FedCalError
 from fedcal.secure import Layout, SecureNode
 from fedcal.secure.fixed import Words
 from fedcal.secure.identity import identity_of
+from fedcal.transport.flower.records import parts_of
 
 SECRETS = "fedcal.secrets"  # in the node's context
 SMALLEST = 1e-6  # of a node's largest logit: sums are rounded to 2⁻⁶⁵, and squares of less would lose their digits
@@ -58,7 +59,7 @@ def reply_to_stages(
         layout = Layout({name: value.shape for name, value in mine.like.items()}, words)
         return layout.encode({name: value.astype(float) for name, value in mine.content.items()}, mine.n)
 
-    replies, vector = node.reply(json.loads(stages), encode)
+    replies, vector = node.reply(parts_of(stages), encode)
     context.state.config_records[SECRETS] = ConfigRecord({"members": json.dumps(node.to_json())})
     return json.dumps(replies), vector, openly
 
