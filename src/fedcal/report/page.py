@@ -128,15 +128,15 @@ def draw(run: Run) -> dict[str, tuple[Figure, str]]:
     drawn: dict[str, tuple[Figure, str]] = {}
     for name, curve in curves.items():
         error = percent(results["methods"][name]["global"]["ece"], d)
-        figure, _ = figures.plot_reliability([curve], curves.get(BASELINE), legend=False)
+        figure = figures.plot_reliability(curve, curves.get(BASELINE))
         drawn[f"reliability-{name}"] = figure, f"Reliability diagram of {name}: ECE {error} %"
     for group, scaler in (("local", "with the global scaler"), ("own", "with the client's personal scaler")):
-        figure, _ = figures.plot_clients(prepare.prepare_clients(results, group))
+        figure = figures.plot_clients(prepare.prepare_clients(results, group))
         drawn[f"clients-{group}"] = figure, f"ECE at each client by method, {scaler}"
     for series in prepare.prepare_training(run.rounds) if run.rounds else []:
-        drawn[f"training-{series.key}"] = figures.plot_training(series)[0], f"{series.title} by round"
-    drawn["ece"] = figures.plot_ece(prepare.prepare_ece(results))[0], "Global ECE by method, with intervals"
-    drawn["skew"] = figures.plot_skew(prepare.prepare_skew(results))[0], "Heat map of labels by client"
+        drawn[f"training-{series.key}"] = figures.plot_training(series), f"{series.title} by round"
+    drawn["ece"] = figures.plot_ece(prepare.prepare_ece(results)), "Global ECE by method, with intervals"
+    drawn["skew"] = figures.plot_skew(prepare.prepare_skew(results)), "Heat map of labels by client"
     return drawn
 
 
