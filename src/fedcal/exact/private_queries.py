@@ -177,12 +177,6 @@ class Gains(PrivateQuery):
         return tuple(family for one in self.maps for family in one)
 
     @property
-    def is_typed(self) -> bool:
-        return super().is_typed and all(
-            isinstance(one, dict) and all(isinstance(t, np.ndarray) for t in one.values()) for one in self.maps
-        )
-
-    @property
     def bound(self) -> float:
         return math.hypot(self.most, 1) * math.sqrt(len(self.maps))
 
