@@ -18,6 +18,7 @@ import numpy as np
 
 from fedcal.base.arrays import Array, Params
 from fedcal.base.logits import BLOCK
+from fedcal.exact.linear import pack_symmetric, unpack_symmetric
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
 
@@ -97,13 +98,10 @@ def residual(p: Array, y: Array) -> Array:
 
 def triangle(matrix: Array) -> Array:
     """The upper triangle of a symmetric matrix, as a vector with the same norm."""
-    i, j = np.triu_indices(len(matrix))
-    return np.where(i == j, 1.0, math.sqrt(2)) * matrix[i, j]
+    return pack_symmetric(np.where(np.eye(len(matrix)), matrix, math.sqrt(2) * matrix))
 
 
-def square(values: Array, d: int) -> Array:
-    """The symmetric (d, d) matrix of a triangle."""
-    i, j = np.triu_indices(d)
-    matrix = np.zeros((d, d))
-    matrix[i, j] = matrix[j, i] = np.where(i == j, values, values / math.sqrt(2))
-    return matrix
+def square(values: Array) -> Array:
+    """The symmetric matrix of a triangle."""
+    matrix = unpack_symmetric(values)
+    return np.where(np.eye(len(matrix)), matrix, matrix / math.sqrt(2))
