@@ -62,6 +62,12 @@ def reason_of(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def said(error: BaseException) -> str:
+    """What a user's own code fails with, in one line: the error's type, and the first line of what it says."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
 def counted(count: int, noun: str) -> str:
     """1 round, 2 rounds, 2 classes."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
