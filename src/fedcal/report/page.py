@@ -103,8 +103,8 @@ def _costs(results: Results) -> list[list[str]]:
     rows = []
     for name, method in results["methods"].items():
         cost = method["cost"]
-        sizes = [size(cost.get(key)) for key in ("bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total")]
-        said = words.remarks(method.get("notes", {}))
+        sizes = [size(cost[key]) for key in ("bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total")]
+        said = words.remarks(method["notes"])
         rows.append([name, cost["leaves"], *sizes[:2], str(cost["rounds"]), *sizes[2:], said])
     return rows
 
@@ -182,15 +182,14 @@ def _figures(run: Run) -> dict[str, Any]:
 
 
 def _settings(results: Results) -> list[tuple[str, str]]:
-    methods = [method.get("spec", name) for name, method in results["methods"].items()]
+    methods = [method["spec"] for method in results["methods"].values()]
     config = [
         (key.replace("_", " "), _short(methods) if key == "method" else str(value))
         for key, value in results["config"].items()
         if value is not None
     ]
-    parameters = results["data"].get("parameters")
-    extra = [("model parameters", f"{parameters:,}".replace(",", " "))] if parameters is not None else []
-    return config + extra + [(key, str(results[key])) for key in ("device", "torch", "fedcal") if key in results]
+    parameters = f"{results['data']['parameters']:,}".replace(",", " ")
+    return [*config, ("model parameters", parameters), *((key, results[key]) for key in ("device", "torch", "fedcal"))]
 
 
 def _short(names: list[str]) -> str:
@@ -199,7 +198,7 @@ def _short(names: list[str]) -> str:
 
 def _skew(results: Results) -> dict[str, Any]:
     data = prepare.prepare_skew(results)
-    kl = [value for value in results["data"].get("kl", []) if value is not None]
+    kl = [value for value in results["data"]["kl"] if value is not None]
     totals = data.counts.sum(axis=1)
     return {
         "clients": len(data.clients),
@@ -208,5 +207,5 @@ def _skew(results: Results) -> dict[str, Any]:
         "smallest": int(totals.min()),
         "largest": int(totals.max()),
         "kl_mean": sum(kl) / len(kl) if kl else None,
-        "G": results["data"].get("G"),
+        "G": results["data"]["G"],
     }
