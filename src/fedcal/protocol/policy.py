@@ -60,9 +60,9 @@ class Talk:
             ValueError: where a value is missing or of another type.
         """
         hints = {entry.name: type(entry.default) for entry in fields(cls)}
-        if not isinstance(values, dict) or {"refused", *values} != hints.keys():
+        if not isinstance(values, dict) or values.keys() != hints.keys():
             raise ValueError("it does not say what the client has replied to")
-        values = {"refused": False, **values, "used": tuple(values["used"])}  # earlier versions did not say "refused"
+        values = {**values, "used": tuple(values["used"])}
         numbers = [value for name, value in values.items() if hints[name] is int] + list(values["used"])
         if any(type(values[name]) is not hint for name, hint in hints.items()) or any(
             type(number) is not int or number < 0 for number in numbers
