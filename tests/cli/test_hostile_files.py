@@ -9,17 +9,17 @@ import resource
 import stat
 import threading
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 
 import fedcal
+from commands import run
 from fedcal import Scaler
 from fedcal.cli import main as cli
 
+pytestmark = pytest.mark.usefixtures("built_once")
 K = 3
 Run = pytest.CaptureFixture[str]
 
@@ -28,14 +28,6 @@ def draw(seed: int, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(n, K))
     return 3 * z, (z + rng.gumbel(size=z.shape)).argmax(1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built_once() -> Iterator[None]:
-    """The command line is built once, not for every command."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "app", typer.main.get_command(cli.app))
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +44,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with contextlib.redirect_stdout(io.StringIO()):
         assert run("server start srv --method fed-ts --classes 3 --sites siteA,siteB") == 0
     return tmp_path
-
-
-def run(line: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(line.split())
-    return int(str(ended.value.code or 0))
 
 
 def refused(capsys: Run, line: str, words: str) -> None:
