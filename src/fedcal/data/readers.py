@@ -94,7 +94,7 @@ def check_size(n_bytes: int, most_bytes: int) -> None:
     if n_bytes > most_bytes:
         raise FedCalError(
             f"{n_bytes / 2**30:.1f} GiB of numbers, where {most_bytes / 2**30:.1f} are the most: is it the right file? "
-            "If so, raise --max-bytes (or FEDCAL_MAX_BYTES)"
+            "If so, raise FEDCAL_MAX_BYTES (or --max-bytes, where the command has it)"
         )
 
 
