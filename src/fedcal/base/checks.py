@@ -233,28 +233,28 @@ def warn_user(message: str) -> None:
     warnings.warn(message, FedCalWarning, stacklevel=level)
 
 
-def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "labels", classes: Any = None) -> Array:
+def check_labels(values: Any, n_samples: int, n_classes: int, classes: Any = None) -> Array:
     """The column of each label, as many as there are rows: integers in 0 … K−1, or any of `classes`, if given."""
-    labels = as_labels(values, what)
+    labels = as_labels(values)
     if len(labels) != n_samples:
-        raise FedCalError(f"{len(labels)} {what} for {n_samples} rows: give one for each row")
+        raise FedCalError(f"{len(labels)} labels for {n_samples} rows: give one for each row")
     if classes is not None:
         return to_columns(labels, classes)
     if labels.dtype.kind == "U":
         raise FedCalError(
-            f"{what} are strings, such as {str(labels[0])!r}: "
+            f"labels are strings, such as {str(labels[0])!r}: "
             "give `classes` (--classes at the command line), the label of each column"
         )
     if labels.dtype.kind == "f":
         whole = labels % 1 == 0
         if not whole.all():
             worst = float(labels[~whole][0])
-            raise FedCalError(f"{what} must be whole numbers: found {worst:g} ({int((~whole).sum())} such)")
+            raise FedCalError(f"labels must be whole numbers: found {worst:g} ({int((~whole).sum())} such)")
     low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
     if low < 0 or high >= n_classes:
         worst = high if high >= n_classes else low
         raise FedCalError(
-            f"{what} must lie in 0..{n_classes - 1}: found {worst}; or name them by `classes` (--classes at the command line)"
+            f"labels must lie in 0..{n_classes - 1}: found {worst}; or name them by `classes` (--classes at the command line)"
         )
     return np.ascontiguousarray(labels, np.int64)
 
