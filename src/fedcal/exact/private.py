@@ -98,7 +98,8 @@ def fit_privately(
     large = family in ("vector", "matrix") and room >= ROOM * k * (k + 1)
     left = 1 - SCALES - GAINS * (1 + 2 * also)
     t = yield from _newton(k, family != "temperature", norm, left * (1 - MATRIX * large), limits)
-    steps: list[tuple[Family, Array]] = [("bias" if len(t) > 1 else "temperature", _in_logits(t, norm))]
+    in_logits = np.append(t[:1] * (FEATURE / norm), t[1:])
+    steps: list[tuple[Family, Array]] = [("bias" if len(t) > 1 else "temperature", in_logits)]
     if large:
         step = "vector" if family == "vector" else "matrix"
         w = first = widen("bias", t, "matrix", k).reshape(k, k + 1)
@@ -264,10 +265,6 @@ def _lost_beyond(lost: Array, error: float) -> Array:
     """
     widths = np.diff(BEYOND, append=3 * BEYOND[-1])
     return np.where(lost > SURE * error * np.sqrt(np.arange(len(BEYOND), 0, -1)), lost, 0.0) @ widths
-
-
-def _in_logits(t: Array, norm: float) -> Array:
-    return np.append(t[:1] * (FEATURE / norm), t[1:])
 
 
 def _identity(k: int, family: Family, labels: Array, noise: float) -> PrivateFit:
