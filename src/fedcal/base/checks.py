@@ -32,6 +32,7 @@ OURS = (str(Path(__file__).parents[1]), contextlib.__file__)  # whose frames are
 SURE = 4  # standard errors, from which on scores are called swapped
 FEW = 20  # of fewer scores, all may lie between 0 and 1 by chance
 MASK = 1e3  # how many times larger than the others a logit is that masks its class
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them holds of NaN
     "low": (operator.ge, "at least"),
     "above": (operator.gt, "above"),
@@ -295,7 +296,7 @@ def check_value(what: str, value: Any, hint: Any, rules: Mapping[str, Any]) -> N
             raise unknown(what, value, kinds)
         return
     if not isinstance(value, int | float if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
-        raise FedCalError(f"{what} must be {kind.__name__}, not {value!r}")
+        raise FedCalError(f"{what} must be {WORDS[kind]}, not {value!r}")
     if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
         raise FedCalError(f"{what} must be a number that a float can hold: give a smaller one")
     for rule, bound in rules.items():
