@@ -19,6 +19,7 @@ from typing import Any
 
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.query import Query, fingerprint
+from fedcal.base.schema import COUNT, ListOf, Record, Text, Truth, check
 from fedcal.errors import FedCalError, counted, unknown
 from fedcal.exact.private_queries import Measure
 from fedcal.exact.private_query import PrivateQuery
@@ -57,18 +58,11 @@ class Talk:
         """Read it back.
 
         Raises:
-            ValueError: where a value is missing or of another type.
+            FedCalError: where a value is missing or of another type.
         """
-        hints = {entry.name: type(entry.default) for entry in fields(cls)}
-        if not isinstance(values, dict) or values.keys() != hints.keys():
-            raise ValueError("it does not say what the client has replied to")
-        values = {**values, "used": tuple(values["used"])}
-        numbers = [value for name, value in values.items() if hints[name] is int] + list(values["used"])
-        if any(type(values[name]) is not hint for name, hint in hints.items()) or any(
-            type(number) is not int or number < 0 for number in numbers
-        ):
-            raise ValueError("what the client has replied to is not a count")
-        return cls(**values)
+        shapes = {str: Text(any=True), int: COUNT, bool: Truth(), tuple: ListOf(COUNT)}
+        check(values, Record({entry.name: shapes[type(entry.default)] for entry in fields(cls)}), "its replies")
+        return cls(**{**values, "used": tuple(values["used"])})
 
 
 @dataclass(frozen=True)
