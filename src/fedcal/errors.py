@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode's kinds of characters that steer a terminal, or are none
@@ -46,6 +46,12 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
     return FedCalError(f"unknown {kind} {name!r}: {hint}")
+
+
+def check_known(kind: str, name: object, known: Collection[str]) -> None:
+    """Refuse a name that is not in `known`."""
+    if name not in known:
+        raise unknown(kind, name, known)
 
 
 @contextmanager

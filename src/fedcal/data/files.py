@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from fedcal.data import formats
 from fedcal.data.sources import SOURCES, Download, File, Source
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, check_known
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,7 @@ def fetch(name: str, data_dir: str | Path | None = None) -> list[str]:
 
 
 def _source(name: str) -> Source:
-    if name not in SOURCES:
-        raise unknown("data set", name, SOURCES)
+    check_known("data set", name, SOURCES)
     return SOURCES[name]
 
 

@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 
 from fedcal.base.store import regular_size
 from fedcal.data.columns import LABELS, SITES, Kind, Plan, What, check_held, choose_scores, one_of, plan_of
-from fedcal.errors import FedCalError, reason_of, unknown
+from fedcal.errors import FedCalError, check_known, reason_of
 
 SUFFIXES = (".npz", ".csv", ".parquet")
 LONGEST_LINE = 1 << 24  # characters
@@ -81,8 +81,7 @@ def read_arrays(path: Path, names: Sequence[str], most_bytes: int) -> dict[str, 
         with _archive(path) as archive:
             held = [name.removesuffix(".npy") for name in archive.namelist()]
             for name in held:
-                if name not in names:
-                    raise unknown("array", name, names)
+                check_known("array", name, names)
             check_size(sum(_array_bytes(archive, name) for name in held), most_bytes)
             return {name: _array(archive, name) for name in held}
     except FileNotFoundError:

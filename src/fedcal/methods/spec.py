@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from fedcal.base.checks import WORDS, check_value
-from fedcal.errors import FedCalError, error_context, unknown
+from fedcal.errors import FedCalError, check_known, error_context, unknown
 from fedcal.methods.method import Additive, Method
 from fedcal.methods.registry import METHODS
 from fedcal.methods.sets import Sets, WithSets
@@ -86,8 +86,7 @@ def get_method(spec: Any, /, **options: Any) -> Method:
             "samples are given first, as {client: (logits, labels)}"
         )
     name, colon, text = spec.partition(":")
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
+    check_known("method", name, METHODS)
     method = METHODS[name]
     known, values = options_offered(method) | sets_offered(method), dict[str, Any]()
     for part in text.split(",") if colon else []:

@@ -20,7 +20,7 @@ from typing import Any
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.query import Query, fingerprint
 from fedcal.base.schema import COUNT, ListOf, Record, Text, Truth, check
-from fedcal.errors import FedCalError, counted, unknown
+from fedcal.errors import FedCalError, check_known, counted
 from fedcal.exact.private_queries import Measure
 from fedcal.exact.private_query import PrivateQuery
 from fedcal.methods import Method, get_method, spec_of
@@ -117,17 +117,14 @@ class Policy:
         Raises:
             FedCalError: where a name is unknown, or a value is not as it should be.
         """
-        known = {entry.name for entry in fields(cls)}
         for name in values:
-            if name not in known:
-                raise unknown("entry", name, sorted(known))
+            check_known("entry", name, sorted(entry.name for entry in fields(cls)))
         found = dict(values)
         if isinstance(found.get("methods"), list):
             found["methods"] = tuple(found["methods"])
         if isinstance(table := found.get("privacy"), dict):
             for name in table:
-                if name not in (names := {entry.name for entry in fields(Privacy)}):
-                    raise unknown("entry of privacy", name, sorted(names))
+                check_known("entry of privacy", name, sorted(entry.name for entry in fields(Privacy)))
             if "epsilon" not in table:
                 raise FedCalError("privacy has no epsilon: give one")
             found["privacy"] = Privacy(**{"where": "local", **table})

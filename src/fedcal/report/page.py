@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from fedcal.base.store import write_bytes
-from fedcal.errors import unknown
+from fedcal.errors import check_known
 from fedcal.report import figures, prepare, tables, words
 from fedcal.report.numbers import percent, size
 from fedcal.report.results import BASELINE, Results, Run, load
@@ -154,8 +154,7 @@ def save_all(run_dir: str | Path, folder: str | Path, kind: str = "png") -> list
     Raises:
         FedCalError: the format is unknown, or a file of the run is missing or damaged.
     """
-    if kind not in FIGURE_KINDS:
-        raise unknown("figure format", kind, FIGURE_KINDS)
+    check_known("figure format", kind, FIGURE_KINDS)
     drawn = draw(load(run_dir))
     return [figures.save(fig, Path(folder) / f"{_file_name(key)}.{kind}") for key, (fig, _) in drawn.items()]
 
