@@ -1,6 +1,19 @@
 """What all tests share."""
 
+from collections.abc import Iterator
+
 import pytest
+import typer
+
+from fedcal.cli import main as cli
+
+
+@pytest.fixture(scope="module")
+def built_once() -> Iterator[None]:
+    """The command line is built once, not for every command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "app", typer.main.get_command(cli.app))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,17 +11,16 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 
 import fedcal
+from commands import run
 from fedcal import FedCalError
 from fedcal.base.store import read_json
-from fedcal.cli import main as cli
 from fedcal.protocol.wire import unpack_reply
 from fedcal.report import load, markdown
 from fedcal.simulate import federation
@@ -30,6 +29,7 @@ from fedcal.simulate.checkpoint import load_checkpoint, save_checkpoint
 from fedcal.simulate.config import Config
 from tamper import mutate_json, mutate_tensors
 
+pytestmark = pytest.mark.usefixtures("built_once")
 TIMES = int(os.environ.get("FEDCAL_DAMAGE", "60"))
 K, SITES = 3, ("siteA", "siteB")
 Mutate = Callable[[bytes, np.random.Generator], bytes]
@@ -66,20 +66,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     federation.train(state, 1, lambda *_: None)
     save_checkpoint(place / "checkpoint.safetensors", state)
     return place
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built_once() -> Iterator[None]:
-    """The command line is built once, not for every command."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "app", typer.main.get_command(cli.app))
-        yield
-
-
-def run(line: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(line.split())
-    return int(str(ended.value.code or 0))
 
 
 @pytest.fixture

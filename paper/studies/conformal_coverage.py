@@ -26,7 +26,7 @@ import torch
 from scipy.stats import norm
 
 import fedcal
-from fedcal.base.conformal import LEVELS, Score, count_scores, level_of, rank_of, sets_of, threshold_curve
+from fedcal.base.conformal import LEVELS, count_scores, edges_of, level_of, rank_of, scores_of, sets_of, threshold_curve
 from fedcal.base.site_sets import site_curve, spread_likelihood, weigh
 from paper.results import machine, write
 
@@ -45,15 +45,15 @@ def samples(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 def marginal(draws: int, kind: Literal["lac", "aps"]) -> dict[str, Any]:
     """For every α and n: the share of covered labels, by score and by set, and its standard error."""
-    rng, score = np.random.default_rng(0), Score(kind)
+    rng = np.random.default_rng(0)
     scaler = fedcal.calibrate([samples(2000, rng)], "fed-ts")
-    edges = score.edges(3, 8192)
+    edges = edges_of(kind, 3, 8192)
     found: dict[str, Any] = {}
     for n in SIZES:
         by_score, by_set = np.zeros((2, len(ALPHAS), draws))
         for draw in range(draws):
             x, y = samples(n + FRESH, rng)
-            scores = score.of(scaler.predict_proba(x))
+            scores = scores_of(kind, scaler.predict_proba(x))
             own = scores[np.arange(len(y)), y]
             curve = threshold_curve(count_scores(own[:n], edges), edges)
             for i, alpha in enumerate(ALPHAS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode's kinds of characters that steer a terminal, or are none
@@ -48,6 +48,12 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> FedCalError:
     return FedCalError(f"unknown {kind} {name!r}: {hint}")
 
 
+def check_known(kind: str, name: object, known: Collection[str]) -> None:
+    """Refuse a name that is not in `known`."""
+    if name not in known:
+        raise unknown(kind, name, known)
+
+
 @contextmanager
 def error_context(where: object) -> Iterator[None]:
     """Put what is worked on, such as a file or a client, before the message of a `FedCalError` that is raised within."""
@@ -60,6 +66,12 @@ def error_context(where: object) -> Iterator[None]:
 def reason_of(error: BaseException) -> str:
     """The first line of what another library's error says; its type where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def said(error: BaseException) -> str:
+    """What a user's own code fails with, in one line: the error's type, and the first line of what it says."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def counted(count: int, noun: str) -> str:

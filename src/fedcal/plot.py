@@ -23,7 +23,7 @@ import numpy as np
 
 from fedcal.base.arrays import Array
 from fedcal.base.checks import check_measured, check_probs
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, check_known
 from fedcal.measure.reliability import Reliability, equal_width, top_label
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def reliability(
         >>> ax.get_ylabel()
         'Share with the outcome'
     """
-    if bins not in BINS:
-        raise unknown("kind of bins", bins, BINS)
+    check_known("kind of bins", bins, BINS)
     checked = check_measured(probs, labels, classes)
     axes = _axes(ax)
 
@@ -130,8 +129,7 @@ def before_after(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['before: ECE 21.9 %', 'after: ECE 6.0 %']
     """
-    if bins not in BINS[:2]:
-        raise unknown("kind of bins", bins, BINS[:2])
+    check_known("kind of bins", bins, BINS[:2])
     pair = [check_measured(probs, labels, classes) for probs in (before, after)]
     if pair[0][0].shape != pair[1][0].shape:
         raise FedCalError(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedcal
-from fedcal.cli.main import main
+from commands import command
 from scores import draw
 
 
@@ -23,14 +23,6 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "x.csv").write_text("\n".join(rows) + "\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def command(capsys, text, code=0):
-    with pytest.raises(SystemExit) as ended:
-        main(text.split())
-    out, err = capsys.readouterr()
-    assert ended.value.code == code, err
-    return err if code else out
 
 
 def test_nothing_is_printed_of_few_samples(place, capsys):

@@ -9,17 +9,17 @@ import resource
 import stat
 import threading
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 
 import fedcal
+from commands import run
 from fedcal import Scaler
 from fedcal.cli import main as cli
 
+pytestmark = pytest.mark.usefixtures("built_once")
 K = 3
 Run = pytest.CaptureFixture[str]
 
@@ -28,14 +28,6 @@ def draw(seed: int, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(n, K))
     return 3 * z, (z + rng.gumbel(size=z.shape)).argmax(1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built_once() -> Iterator[None]:
-    """The command line is built once, not for every command."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "app", typer.main.get_command(cli.app))
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +44,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with contextlib.redirect_stdout(io.StringIO()):
         assert run("server start srv --method fed-ts --classes 3 --sites siteA,siteB") == 0
     return tmp_path
-
-
-def run(line: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(line.split())
-    return int(str(ended.value.code or 0))
 
 
 def refused(capsys: Run, line: str, words: str) -> None:
@@ -142,7 +128,7 @@ def test_files_that_unfold_to_more_than_the_limit(line: str, capsys: Run) -> Non
     os.mkfifo("pipe.csv")
     before = memory()
     refused(capsys, line.format("claims.npz"), "claims.npz: 128.0 GiB of numbers, where 2.0 are the most")
-    refused(capsys, line.format("whole.npz"), "raise --max-bytes (or FEDCAL_MAX_BYTES)")
+    refused(capsys, line.format("whole.npz"), "raise FEDCAL_MAX_BYTES (or --max-bytes,")
     refused(capsys, line.format("endless.csv"), "line 1 has over 16777216 characters")
     refused(capsys, line.format("zero.csv"), "is a device or a pipe, not a file")
     refused(capsys, line.format("pipe.csv"), "is a device or a pipe, not a file")
@@ -154,7 +140,7 @@ def test_the_limit_can_be_moved(capsys: Run, monkeypatch: pytest.MonkeyPatch) ->
         refused(capsys, f"evaluate {name} --max-bytes 1000", "GiB of numbers, where")
         assert run(f"evaluate {name} --max-bytes 100000") == 0
     monkeypatch.setenv("FEDCAL_MAX_BYTES", "1000")
-    refused(capsys, "evaluate siteA.npz", "raise --max-bytes")
+    refused(capsys, "evaluate siteA.npz", "raise FEDCAL_MAX_BYTES")
     assert run("evaluate siteA.npz --max-bytes 100000") == 0
 
 

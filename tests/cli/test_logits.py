@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import fedcal
+from commands import command
 from fedcal import FedCalError, FedCalWarning
 from fedcal.base import arrays
 from fedcal.cli.main import main
@@ -74,16 +75,6 @@ def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def command(capsys: pytest.CaptureFixture[str], text: str, code: int = 0) -> str:
-    """What `fedcal TEXT` prints; on stderr if it is refused."""
-    with pytest.raises(SystemExit) as ended:
-        main(text.split())
-    out, err = capsys.readouterr()
-    assert ended.value.code == code, err
-    assert code or not err
-    return err if code else out
 
 
 # --- ordinary use -----------------------------------------------------------------------------------------------------

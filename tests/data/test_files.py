@@ -49,9 +49,16 @@ def server(small: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator
         state = Server(f"http://127.0.0.1:{httpd.server_port}/mirror/", dict(small))
         thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
+        serve_from(state.url, monkeypatch)
         yield state
         httpd.shutdown()
         thread.join()
+
+
+def serve_from(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mnist", "svhn", "cifar100"):
+        downloads = tuple(replace(download, url=f"{url}{download.name}") for download in SOURCES[name].downloads)
+        monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], downloads=downloads))
 
 
 def on_disk(root: Path) -> list[str]:
@@ -132,23 +139,23 @@ def test_read_says_what_is_wrong_and_what_to_do(mnist_dir):
 
 @pytest.mark.parametrize("name", ["mnist", "svhn", "cifar100"])
 def test_fetch_places_whole_files_and_then_rests(server, tmp_path, name):
-    urls = files.fetch(name, tmp_path, server.url, progress=False)
+    urls = files.fetch(name, tmp_path)
     assert urls == [f"{server.url}{download.name}" for download in SOURCES[name].downloads]
     assert all(finding.ok for finding in files.verify(name, tmp_path))
     folder = SOURCES[name].folder
     assert on_disk(tmp_path) == sorted(f"{folder}/{file.name}" for file in SOURCES[name].files)
     server.requests.clear()
-    assert files.fetch(name, tmp_path, server.url, progress=False) == [] and not server.requests
+    assert files.fetch(name, tmp_path) == [] and not server.requests
 
 
 def test_fetch_shows_progress(server, tmp_path, capsys):
-    files.fetch("cifar100", tmp_path, server.url)
+    files.fetch("cifar100", tmp_path)
     assert "cifar-100-binary.tar.gz" in capsys.readouterr().err
 
 
 def test_fetch_replaces_only_what_is_damaged(server, mnist_dir):
     (mnist_dir / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"junk")
-    files.fetch("mnist", mnist_dir, server.url, progress=False)
+    files.fetch("mnist", mnist_dir)
     assert server.requests == ["t10k-labels-idx1-ubyte.gz"]
     assert all(finding.ok for finding in files.verify("mnist", mnist_dir))
 
@@ -156,7 +163,7 @@ def test_fetch_replaces_only_what_is_damaged(server, mnist_dir):
 def test_a_wrong_checksum_leaves_no_file(server, tmp_path):
     server.served["train-images-idx3-ubyte.gz"] += b"!"
     with pytest.raises(FedCalError, match="do not have SHA-256") as error:
-        files.fetch("mnist", tmp_path, server.url, progress=False)
+        files.fetch("mnist", tmp_path)
     assert server.url in one_line(error)
     assert on_disk(tmp_path) == []
 
@@ -165,10 +172,10 @@ def test_a_wrong_checksum_leaves_no_file(server, tmp_path):
 def test_a_broken_transfer_leaves_no_file_and_the_next_run_mends_it(server, tmp_path, name):
     server.cut_short = True
     with pytest.raises(FedCalError, match="cannot fetch") as error:
-        files.fetch(name, tmp_path, server.url, progress=False)
+        files.fetch(name, tmp_path)
     assert one_line(error) and on_disk(tmp_path) == []
     server.cut_short = False
-    files.fetch(name, tmp_path, server.url, progress=False)
+    files.fetch(name, tmp_path)
     assert all(finding.ok for finding in files.verify(name, tmp_path))
 
 
@@ -183,8 +190,8 @@ def test_a_run_interrupted_between_files_continues_where_it_stopped(server, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(pooch, "retrieve", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            files.fetch("mnist", tmp_path, server.url, progress=False)
-    assert len(files.fetch("mnist", tmp_path, server.url, progress=False)) == 2
+            files.fetch("mnist", tmp_path)
+    assert len(files.fetch("mnist", tmp_path)) == 2
     assert len(server.requests) == 4
 
 
@@ -196,28 +203,20 @@ def test_an_interrupted_unpacking_leaves_no_half_file(server, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(files.shutil, "copyfileobj", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            files.fetch("cifar100", tmp_path, server.url, progress=False)
+            files.fetch("cifar100", tmp_path)
     assert on_disk(tmp_path) == ["cifar-100-binary/cifar-100-binary.tar.gz"]
-    files.fetch("cifar100", tmp_path, server.url, progress=False)
+    files.fetch("cifar100", tmp_path)
     assert server.requests == ["cifar-100-binary.tar.gz"], "the archive was whole: no second download"
     assert on_disk(tmp_path) == ["cifar-100-binary/test.bin", "cifar-100-binary/train.bin"]
 
 
-def test_404_and_no_server_at_all_are_one_line(server, tmp_path):
+def test_404_and_no_server_at_all_are_one_line(server, tmp_path, monkeypatch):
     server.served.clear()
     with pytest.raises(FedCalError, match="404") as error:
-        files.fetch("mnist", tmp_path, server.url, progress=False)
+        files.fetch("mnist", tmp_path)
     assert server.url in one_line(error)
+    serve_from("http://127.0.0.1:9/", monkeypatch)
     with pytest.raises(FedCalError, match=r"cannot fetch http://127\.0\.0\.1:9/") as error:
-        files.fetch("mnist", tmp_path, "http://127.0.0.1:9", progress=False)
+        files.fetch("mnist", tmp_path)
     assert "by hand" in one_line(error)
-    with pytest.raises(FedCalError, match="must start with http"):
-        files.fetch("mnist", tmp_path, "mirror.example", progress=False)
     assert on_disk(tmp_path) == []
-
-
-@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.files])
-def test_real_files_hold_the_published_content(real_data, name):
-    if not files.status(name, real_data).present:
-        pytest.skip(f"{name} is not in FEDCAL_DATA")
-    assert [finding.message for finding in files.verify(name, real_data) if not finding.ok] == []

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fedcal
+from commands import command
 from fedcal import FedCalError, Scaler
 from fedcal.base.arrays import softmax
-from fedcal.cli.main import main
 from fedcal.data.logit_files import read_rows, read_site, read_sites, write_probs
 
 K = 3
@@ -47,14 +47,6 @@ def write(path: str, scores: dict[str, np.ndarray], **more: np.ndarray) -> None:
 
 def logits_of(z: np.ndarray) -> dict[str, np.ndarray]:
     return {f"logit_{k}": z[:, k] for k in range(z.shape[1])}
-
-
-def command(capsys: pytest.CaptureFixture[str], text: str, code: int = 0) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(text.split())
-    out, err = capsys.readouterr()
-    assert ended.value.code == code, err
-    return err if code else out
 
 
 @pytest.fixture(autouse=True)

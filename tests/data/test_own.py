@@ -220,7 +220,10 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str, content: A
     assert str(error.value).startswith(f"{path}: ") and said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its message says, FEDCAL_MAX_BYTES is the limit: `fedcal run` has no --max-bytes."""
     np.savez(tmp_path / "my.npz", x=X, y=Y)
-    with pytest.raises(FedCalError, match="GiB of numbers"):
-        read_own(tmp_path / "my.npz", most_bytes=100)
+    for limit, said in (("100", "GiB of numbers.*raise FEDCAL_MAX_BYTES"), ("2GB", "must be a number of bytes")):
+        monkeypatch.setenv("FEDCAL_MAX_BYTES", limit)
+        with pytest.raises(FedCalError, match=said):
+            read_own(tmp_path / "my.npz")

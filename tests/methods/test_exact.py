@@ -105,7 +105,9 @@ def test_the_identity_and_a_wider_family_keep_the_map(family):
     assert np.allclose(apply_linear(family, identity(family, 3), z), z)
     bias = np.array([0.7, 0.1, -0.3, 0.2])
     if family in ("vector", "matrix"):
-        assert np.allclose(apply_linear(family, widen(bias, family), z), apply_linear("bias", bias, z))
+        assert np.allclose(
+            apply_linear(family, widen("bias", bias, family, len(bias) - 1), z), apply_linear("bias", bias, z)
+        )
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def test_every_choice_of_options_comes_back(data):
         ("fedcal", {"lr": "0.1"}, "fedcal: lr must be a number, not '0.1'"),
         ("fedcal-plus:informed=3", {}, "fedcal-plus: informed must be true or false, not '3'"),
         ("fedcal-plus", {"informed": None}, "fedcal-plus: informed must be true or false, not None"),
-        ("fedcal-plus", {"prior_shift": 1}, "fedcal-plus: prior_shift must be true, false or none, not 1"),
-        ("fedcal-plus", {"accuracy": ["keep"]}, "fedcal-plus: accuracy must be improve or keep, not ['keep']"),
+        ("fedcal-plus", {"prior_shift": 1}, "fedcal-plus: prior_shift must be true or false, not 1"),
+        ("fedcal-plus", {"accuracy": ["keep"]}, "fedcal-plus: unknown accuracy ['keep']: did you mean 'keep'?"),
     ],
 )  # fmt: skip
 def test_errors_say_what_is_wrong_and_what_to_do(spec, options, words):

@@ -11,13 +11,14 @@ from fedcal.protocol import noise
 from fedcal.protocol.noise import discrete_gaussian
 
 
-def source(seed):
-    return random.Random(seed).randbytes
+def drawn_from(seed, variance, size, monkeypatch):
+    monkeypatch.setattr(noise, "urandom", random.Random(seed).randbytes)
+    return discrete_gaussian(variance, size)
 
 
 @pytest.mark.parametrize("variance", [1, 2, 9])
-def test_small_variances_have_the_exact_distribution(variance):
-    drawn = discrete_gaussian(variance, 40_000, source(variance))
+def test_small_variances_have_the_exact_distribution(variance, monkeypatch):
+    drawn = drawn_from(variance, variance, 40_000, monkeypatch)
     reach = 3 * math.isqrt(variance) + 1
     support = np.arange(-reach, reach + 1)
     weights = np.exp(-(support**2) / (2 * variance))
@@ -27,8 +28,8 @@ def test_small_variances_have_the_exact_distribution(variance):
     assert inside.mean() > 0.99
 
 
-def test_a_large_variance_is_nearly_normal():
-    drawn = discrete_gaussian(10**10, 20_000, source(1))
+def test_a_large_variance_is_nearly_normal(monkeypatch):
+    drawn = drawn_from(1, 10**10, 20_000, monkeypatch)
     assert stats.kstest(drawn / 1e5, "norm").pvalue > 1e-4
     assert drawn.dtype == np.int64
 
@@ -40,7 +41,7 @@ def test_no_variance_is_no_noise():
 def test_coins_that_are_close_are_decided_exactly(monkeypatch):
     """With every comparison declared close, only the decimal exponential decides: the distribution is the same."""
     monkeypatch.setattr(noise, "CLOSE", 2.0)
-    drawn = discrete_gaussian(4, 400, source(2))
+    drawn = drawn_from(2, 4, 400, monkeypatch)
     assert abs(drawn.mean()) < 0.5 and drawn.var() == pytest.approx(4, rel=0.4)
 
 

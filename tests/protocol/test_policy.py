@@ -68,7 +68,7 @@ def test_a_policy_comes_from_json_or_toml(tmp_path: Path) -> None:
         ('{"max_bins": 1e3}', "max_bins must be a whole number"),
         ('{"max_rounds": true}', "max_rounds must be a whole number"),
         ('{"max_restarts": -1}', "max_restarts must be a whole number of at least 0"),
-        ('{"allow_pooling": "yes"}', "allow_pooling must be bool, not 'yes'"),
+        ('{"allow_pooling": "yes"}', "allow_pooling must be true or false, not 'yes'"),
         ('{"methods": "fed-ts"}', "methods must be a list of names"),
         ('{"methods": [3]}', "methods must be a list of names"),
         ('{"methods": 3}', "methods must be a list of names"),

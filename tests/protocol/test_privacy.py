@@ -20,7 +20,7 @@ from fedcal.exact.private_queries import PRIVATE_QUERIES, Gains, MatrixSums, Mea
 from fedcal.exact.private_query import VALUES
 from fedcal.exact.queries import Slope, Start
 from fedcal.methods import get_method
-from fedcal.protocol import Client, Policy, Request, Server
+from fedcal.protocol import Client, Plan, Policy, Request, Server
 from fedcal.protocol.privacy import LEAST
 from fedcal.protocol.wire import pack_request, unpack_request
 
@@ -245,28 +245,27 @@ def test_a_used_up_budget_ends_all_replies_whatever_the_federation():
     assert client.spent == spent == pytest.approx(1.0)  # refusals cost nothing
 
 
-@pytest.mark.parametrize("budget", [0.0, -1.0, 1.5, math.nan])
-def test_a_share_that_is_no_share_is_refused(budget):
-    client = Client("fed-bias", *samples(), privacy=Privacy(1.0, where="local"))
-    with pytest.raises(FedCalError):
-        client.reply(request(hessian_query(budget)))
+@pytest.mark.parametrize("odd", [*({"budget": budget} for budget in (0.0, -1.0, 1.5, math.nan)), {"clip": 0.0}])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_share_that_is_no_share_is_refused(odd, own):
+    privacy = Privacy(1.0, where="local") if own else None
+    client = Client("fed-bias", *samples(), privacy=privacy, policy=Policy())
+    with pytest.raises(FedCalError, match="do not reply to this server"):
+        client.reply(request(replace(hessian_query(), **odd), Privacy(1.0)))
     assert client.spent == 0
 
 
 @pytest.mark.parametrize(
     "query",
     [replace(hessian_query(), budget=budget) for budget in ("x", None, True, np.ones(2))]
-    + [replace(hessian_query(), k="3"), replace(hessian_query(), clip=None), replace(hessian_query(), clip=0.0)]
-    + [replace(hessian_query(), t=[1.0]), replace(hessian_query(), full=1)]
+    + [replace(hessian_query(), k="3"), replace(hessian_query(), clip=None)]
+    + [replace(hessian_query(), t=(1.0,)), replace(hessian_query(), full=1)]
     + [replace(Gains(K, 0.1, ()), maps=maps) for maps in ("bias", ("bias",), ({"bias": "x"},))],
 )
-@pytest.mark.parametrize("own", [True, False])
-def test_a_query_of_other_types_is_one_line(query, own):
-    privacy = Privacy(1.0, where="local") if own else None
-    client = Client("fed-bias", *samples(), privacy=privacy, policy=Policy())
-    with pytest.raises(FedCalError, match="do not reply to this server") as refused:
-        client.reply(request(query, Privacy(1.0)))
-    assert "\n" not in str(refused.value)
+def test_a_query_of_other_types_is_no_request(query):
+    data = pack_request(Plan(get_method("fed-bias"), K), request(query))
+    with pytest.raises(FedCalError, match="the request cannot be read"):
+        unpack_request(data)
 
 
 def test_requests_that_are_not_private_are_refused():

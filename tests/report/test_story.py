@@ -27,14 +27,6 @@ def test_many_samples_are_shown_in_bins_of_equal_width(digits):
     assert all(len(panel.curve.count) == 15 for panel in story.panels(digits)) and not story.is_grouped(digits)
 
 
-def test_runs_of_earlier_versions(digits):
-    """They have no joined bins and nothing pooled under personal scalers."""
-    for method in digits["methods"].values():
-        del method["groups"], method["pooled_own"]
-    assert [len(panel.curve.count) for panel in story.panels(digits)] == [15, 15]
-    assert story.tiles(digits) and story.changes(digits) and not story.is_grouped(digits)
-
-
 def test_changes_at_clients(digits):
     accuracy, ece = story.changes(digits)
     before, after = (digits["methods"][name]["clients"] for name in ("uncal", "fedcal-plus"))

@@ -33,7 +33,7 @@ from fedcal.protocol.wire import pack, pack_reply, pack_request, unpack, unpack_
 from fedcal.transport import files
 from fedcal.transport.flower import CalibratedStrategy, LocalGrid, calibration_mod
 from fedcal.transport.flower.grid import ask
-from fedcal.transport.flower.measured import pack_measured
+from fedcal.transport.flower.measured import measured_arrays
 from fedcal.transport.flower.records import (
     DATA,
     MODEL,
@@ -247,7 +247,7 @@ MEASURED: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {  # what eve sa
 def _measured(bins: int) -> Tensors:
     """What eve measures in so many bins."""
     z, y = TESTED["eve"]
-    return unpack(pack_measured("eve", Measured.of("eve", dict.fromkeys(VIEWS, z), y, bins)))[0]
+    return measured_arrays("eve", Measured.of("eve", dict.fromkeys(VIEWS, z), y, bins))
 
 
 def _mixed(sums: np.ndarray) -> np.ndarray:

@@ -32,6 +32,7 @@ OURS = (str(Path(__file__).parents[1]), contextlib.__file__)  # whose frames are
 SURE = 4  # standard errors, from which on scores are called swapped
 FEW = 20  # of fewer scores, all may lie between 0 and 1 by chance
 MASK = 1e3  # how many times larger than the others a logit is that masks its class
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {  # none of them holds of NaN
     "low": (operator.ge, "at least"),
     "above": (operator.gt, "above"),
@@ -233,28 +234,28 @@ def warn_user(message: str) -> None:
     warnings.warn(message, FedCalWarning, stacklevel=level)
 
 
-def check_labels(values: Any, n_samples: int, n_classes: int, what: str = "labels", classes: Any = None) -> Array:
+def check_labels(values: Any, n_samples: int, n_classes: int, classes: Any = None) -> Array:
     """The column of each label, as many as there are rows: integers in 0 … K−1, or any of `classes`, if given."""
-    labels = as_labels(values, what)
+    labels = as_labels(values)
     if len(labels) != n_samples:
-        raise FedCalError(f"{len(labels)} {what} for {n_samples} rows: give one for each row")
+        raise FedCalError(f"{len(labels)} labels for {n_samples} rows: give one for each row")
     if classes is not None:
         return to_columns(labels, classes)
     if labels.dtype.kind == "U":
         raise FedCalError(
-            f"{what} are strings, such as {str(labels[0])!r}: "
+            f"labels are strings, such as {str(labels[0])!r}: "
             "give `classes` (--classes at the command line), the label of each column"
         )
     if labels.dtype.kind == "f":
         whole = labels % 1 == 0
         if not whole.all():
             worst = float(labels[~whole][0])
-            raise FedCalError(f"{what} must be whole numbers: found {worst:g} ({int((~whole).sum())} such)")
+            raise FedCalError(f"labels must be whole numbers: found {worst:g} ({int((~whole).sum())} such)")
     low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
     if low < 0 or high >= n_classes:
         worst = high if high >= n_classes else low
         raise FedCalError(
-            f"{what} must lie in 0..{n_classes - 1}: found {worst}; or name them by `classes` (--classes at the command line)"
+            f"labels must lie in 0..{n_classes - 1}: found {worst}; or name them by `classes` (--classes at the command line)"
         )
     return np.ascontiguousarray(labels, np.int64)
 
@@ -295,7 +296,7 @@ def check_value(what: str, value: Any, hint: Any, rules: Mapping[str, Any]) -> N
             raise unknown(what, value, kinds)
         return
     if not isinstance(value, int | float if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
-        raise FedCalError(f"{what} must be {kind.__name__}, not {value!r}")
+        raise FedCalError(f"{what} must be {WORDS[kind]}, not {value!r}")
     if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
         raise FedCalError(f"{what} must be a number that a float can hold: give a smaller one")
     for rule, bound in rules.items():

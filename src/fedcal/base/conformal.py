@@ -16,14 +16,13 @@ those that the scaler was fitted on.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 
-from fedcal.base.checks import check_probs, check_value, check_whole
-from fedcal.errors import FedCalError, unknown
+from fedcal.base.checks import check_probs
+from fedcal.errors import FedCalError
 
 N_BINS = 8192
 TAIL = 1e-12  # width of the first and the last bin
@@ -31,49 +30,39 @@ TAIL = 1e-12  # width of the first and the last bin
 LEVELS = np.concatenate([np.arange(1, 20) / 1000, np.arange(4, 101) / 200])
 
 
-@dataclass(frozen=True)
-class Score:
-    """A score of how badly a class fits: from 0 to 1, or (raps) to 1 plus the largest penalty.
+Score = Literal["lac", "aps", "raps"]
+PENALTY, FREE = 0.01, 5  # of raps: the penalty for every rank beyond the first FREE ones
+
+
+def scores_of(score: Score, probs: Any) -> np.ndarray:
+    """Return how badly every class fits, (N, K): from 0 to 1, or (raps) to 1 plus the largest penalty.
 
     lac    1 − p                                           smallest sets on average (Sadinle et al. 2019)
     aps    the probability of all classes up to this one   sets that adapt to the sample (Romano et al. 2020)
-    raps   aps + penalty · (rank − free)₊                  without a long tail (Angelopoulos et al. 2021)
+    raps   aps + PENALTY · (rank − FREE)₊                  without a long tail (Angelopoulos et al. 2021)
+
+    Args:
+        score: which one.
+        probs: (N, K) calibrated probabilities.
     """
+    p = check_probs(probs).astype(float)
+    if score == "lac":
+        return np.clip(1 - p, 0.0, 1.0)
+    order = np.argsort(-p, axis=1, kind="stable")
+    scores = np.clip(np.cumsum(np.take_along_axis(p, order, axis=1), axis=1), 0.0, 1.0)
+    if score == "raps":
+        scores = scores + PENALTY * np.maximum(np.arange(1, p.shape[1] + 1) - FREE, 0)
+    found = np.empty_like(scores)
+    np.put_along_axis(found, order, scores, axis=1)
+    return found
 
-    kind: Literal["lac", "aps", "raps"] = "aps"
-    penalty: float = 0.01  # raps: for every rank beyond `free`
-    free: int = 5
 
-    def __post_init__(self) -> None:
-        if self.kind not in ("lac", "aps", "raps"):
-            raise unknown("score", self.kind, ("lac", "aps", "raps"))
-        check_value("penalty", self.penalty, float, {"low": 0})
-        check_whole(self.free, "free", low=0)
-
-    def of(self, probs: Any) -> np.ndarray:
-        """Return the score of every class, (N, K).
-
-        Args:
-            probs: (N, K) calibrated probabilities.
-        """
-        p = check_probs(probs).astype(float)
-        if self.kind == "lac":
-            return np.clip(1 - p, 0.0, 1.0)
-        order = np.argsort(-p, axis=1, kind="stable")
-        ranked = np.take_along_axis(p, order, axis=1)
-        scores = np.clip(np.cumsum(ranked, axis=1), 0.0, 1.0)
-        if self.kind == "raps":
-            scores = scores + self.penalty * np.maximum(np.arange(1, p.shape[1] + 1) - self.free, 0)
-        found = np.empty_like(scores)
-        np.put_along_axis(found, order, scores, axis=1)
-        return found
-
-    def edges(self, n_classes: int, n_bins: int) -> np.ndarray:
-        """The edges of the bins: of [0, 1], evenly spaced in log-odds; beyond 1 (raps), n_bins / 8 more of equal width."""
-        inner = np.linspace(math.log(TAIL), -math.log(TAIL), check_whole(n_bins, "n_bins", low=2) - 1)
-        edges = np.concatenate([[0.0], 1 / (1 + np.exp(-inner)), [1.0]])
-        most = self.penalty * max(n_classes - self.free, 0) if self.kind == "raps" else 0.0
-        return np.concatenate([edges, np.linspace(1, 1 + most, n_bins // 8 + 2)[1:]]) if most else edges
+def edges_of(score: Score, n_classes: int, n_bins: int) -> np.ndarray:
+    """The edges of the bins: of [0, 1], evenly spaced in log-odds; beyond 1 (raps), n_bins / 8 more of equal width."""
+    inner = np.linspace(math.log(TAIL), -math.log(TAIL), n_bins - 1)
+    edges = np.concatenate([[0.0], 1 / (1 + np.exp(-inner)), [1.0]])
+    most = PENALTY * max(n_classes - FREE, 0) if score == "raps" else 0.0
+    return np.concatenate([edges, np.linspace(1, 1 + most, n_bins // 8 + 2)[1:]]) if most else edges
 
 
 def check_alpha(alpha: Any) -> float:
@@ -124,7 +113,7 @@ def sets_of(scores: np.ndarray, threshold: Any) -> np.ndarray:
     Without the best class a set could be empty. To add a class never lowers coverage.
 
     Args:
-        scores: (N, K), what `Score.of` gave.
+        scores: (N, K), what `scores_of` gave.
         threshold: one number, or one per class.
     """
     found = scores <= threshold

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, said
 
 
 def import_model(path: str) -> Callable[..., Any]:
@@ -32,8 +32,7 @@ def import_model(path: str) -> Callable[..., Any]:
             raise FedCalError(f"--model {path}: there is no module {error.name}, neither installed nor here") from None
         raise FedCalError(f"--model {path}: {name} needs {error.name}, which is not installed") from None
     except (Exception, SystemExit) as error:
-        text = (str(error).strip().splitlines() or [""])[0]
-        raise FedCalError(f"--model {path}: {name} cannot be imported ({type(error).__name__}: {text})") from None
+        raise FedCalError(f"--model {path}: {name} cannot be imported ({said(error)})") from None
     for part in function.split("."):
         if not hasattr(found, part):
             raise FedCalError(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, check_known
 
 Kind = Literal["logits", "probs"]
 # A table of a model's inputs: every column is one, but for the label, the site and those that are asked for besides.
@@ -59,8 +59,7 @@ def one_of(names: Sequence[str], found: Iterable[str]) -> str | None:
 def check_held(others: Sequence[str], found: Sequence[str]) -> None:
     """Refuse a file that lacks a column which is asked for."""
     for name in others:
-        if name not in found:
-            raise unknown("column", name, found)
+        check_known("column", name, found)
 
 
 class Plan(NamedTuple):

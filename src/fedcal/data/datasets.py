@@ -14,7 +14,7 @@ from fedcal.base.seeds import numpy_rng
 from fedcal.data import class_names, files, hospitals, synthetic
 from fedcal.data.formats import Bytes
 from fedcal.data.sources import SOURCES
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, check_known
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ def load(name: str, data_dir: str | Path | None = None, seed: int = 0, *, limit:
     Raises:
         FedCalError: the name is unknown, or a file is missing or damaged.
     """
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
+    check_known("data set", name, DATASETS)
     if limit is not None and limit < 1:
         raise FedCalError(f"limit must be at least 1 training sample, got {limit}")
     dataset = DATASETS[name].loader(name, data_dir, seed)

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from fedcal.data import formats
 from fedcal.data.sources import SOURCES, Download, File, Source
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, check_known
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,15 @@ def verify(name: str, data_dir: str | Path | None = None) -> list[Finding]:
     return [_verify(name, file, data_dir) for file in source.files]
 
 
-def fetch(
-    name: str, data_dir: str | Path | None = None, base_url: str | None = None, progress: bool = True
-) -> list[str]:
+def fetch(name: str, data_dir: str | Path | None = None) -> list[str]:
     """Download what is missing or damaged and return the addresses used (none when all was there).
 
-    `base_url` is a mirror that serves the same bytes under the same file names. A file gets its final name
-    only once its checksum is right: whatever breaks a transfer, the same call again completes it.
+    A file gets its final name only once its checksum is right: whatever breaks a transfer, the same call again completes it.
     """
     source = _source(name)
-    if base_url and not base_url.startswith(("http://", "https://")):
-        raise FedCalError(f"base_url must start with http:// or https://, got {base_url!r}")
     home = folder(data_dir) / source.folder
     good = {finding.file for finding in verify(name, data_dir) if finding.ok}
     wanted = [d for d in source.downloads if not good.issuperset(file.name for file in d.files)]
-    urls = [f"{base_url.rstrip('/')}/{d.name}" if base_url else d.url for d in wanted]
     pooch.get_logger().setLevel("WARNING")  # the bar says it already
     columns = (
         TextColumn("{task.description}"),
@@ -104,15 +98,14 @@ def fetch(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not progress) as bars:
-        for download, url in zip(wanted, urls, strict=True):
-            _download(download, url, home, _Bar(bars, download.name))
-    return urls
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        for download in wanted:
+            _download(download, home, _Bar(bars, download.name))
+    return [download.url for download in wanted]
 
 
 def _source(name: str) -> Source:
-    if name not in SOURCES:
-        raise unknown("data set", name, SOURCES)
+    check_known("data set", name, SOURCES)
     return SOURCES[name]
 
 
@@ -138,10 +131,10 @@ def _verify(name: str, file: File, data_dir: str | Path | None) -> Finding:
     return Finding(file.name, True, _expected(file))
 
 
-def _download(download: Download, url: str, home: Path, bar: _Bar) -> None:
+def _download(download: Download, home: Path, bar: _Bar) -> None:
     try:
         path = pooch.retrieve(
-            url,
+            download.url,
             f"sha256:{download.sha256}",
             download.name,
             home,
@@ -155,7 +148,7 @@ def _download(download: Download, url: str, home: Path, bar: _Bar) -> None:
     except ValueError:  # pooch's word for a wrong checksum
         reason = f"the bytes do not have SHA-256 {download.sha256}"
     raise FedCalError(
-        f"cannot fetch {url}: {reason}; try again, or place the file from {download.url} in {home} by hand"
+        f"cannot fetch {download.url}: {reason}; try again, or download it by hand and place it in {home}"
     )
 
 

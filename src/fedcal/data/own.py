@@ -25,7 +25,7 @@ from fedcal.base.checks import check_array
 from fedcal.base.labels import as_labels, check_classes, to_columns
 from fedcal.base.seeds import numpy_rng
 from fedcal.data.datasets import Dataset
-from fedcal.errors import FedCalError, error_context, unknown
+from fedcal.errors import FedCalError, check_known, error_context
 
 PARTS = ("x", "y", "client", "test_x", "test_y", "test_client", "classes")
 ARRAYS = "arrays"  # the name of data that come from no file
@@ -79,8 +79,7 @@ def _by_name(data: Any) -> dict[str, Any]:
         )
     given = {str(key): value for key, value in data.items() if value is not None}
     for key in given:
-        if key not in PARTS:
-            raise unknown("part of data", key, PARTS)
+        check_known("part of data", key, PARTS)
     for key in ("x", "y"):
         if key not in given:
             raise FedCalError(f"data has no {key!r}: give the inputs as x, and their labels as y")

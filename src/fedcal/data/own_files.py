@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,22 @@ def names_a_file(text: str) -> bool:
     return Path(text).suffix.lower() in SUFFIXES
 
 
-def read_own(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """Read a file's arrays, by their names in own.py.
+def read_own(path: Path) -> dict[str, Any]:
+    """Read a file's arrays, by their names in own.py. In memory they may take FEDCAL_MAX_BYTES, or 2 GiB.
 
     Args:
         path: a .npz, .csv or .parquet.
-        most_bytes: that the arrays may take in memory.
 
     Raises:
         FedCalError: where the file is missing, damaged, too large, or lacks a column.
     """
+    most_bytes = os.environ.get("FEDCAL_MAX_BYTES") or str(MOST_BYTES)
+    if not most_bytes.isdecimal():
+        raise FedCalError(f"FEDCAL_MAX_BYTES must be a number of bytes, not {most_bytes!r}")
     with error_context(path):
         if path.suffix.lower() == ".npz":
-            return read_arrays(path, PARTS, most_bytes)
-        return _table(path, most_bytes)
+            return read_arrays(path, PARTS, int(most_bytes))
+        return _table(path, int(most_bytes))
 
 
 def _table(path: Path, most_bytes: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fedcal.base.seeds import numpy_rng
 from fedcal.data import deal
 from fedcal.data.datasets import Dataset
 from fedcal.data.standardise import standardise, statistics
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, check_known
 
 PARTITIONS = ("dirichlet", "iid", "shards", "natural")
 
@@ -166,8 +166,7 @@ def skew(clients: list[Client], n_classes: int) -> Skew:
 
 
 def _check(partition: str, dataset: Dataset, n_clients: int, min_samples: int) -> None:
-    if partition not in PARTITIONS:
-        raise unknown("partition", partition, PARTITIONS)
+    check_known("partition", partition, PARTITIONS)
     if not 1 <= n_clients <= len(dataset.train_y):
         raise FedCalError(
             f"the number of clients must lie in 1..{len(dataset.train_y)}, the number of training samples of "

@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 
 from fedcal.base.store import regular_size
 from fedcal.data.columns import LABELS, SITES, Kind, Plan, What, check_held, choose_scores, one_of, plan_of
-from fedcal.errors import FedCalError, reason_of, unknown
+from fedcal.errors import FedCalError, check_known, reason_of
 
 SUFFIXES = (".npz", ".csv", ".parquet")
 LONGEST_LINE = 1 << 24  # characters
@@ -81,8 +81,7 @@ def read_arrays(path: Path, names: Sequence[str], most_bytes: int) -> dict[str, 
         with _archive(path) as archive:
             held = [name.removesuffix(".npy") for name in archive.namelist()]
             for name in held:
-                if name not in names:
-                    raise unknown("array", name, names)
+                check_known("array", name, names)
             check_size(sum(_array_bytes(archive, name) for name in held), most_bytes)
             return {name: _array(archive, name) for name in held}
     except FileNotFoundError:
@@ -94,7 +93,7 @@ def check_size(n_bytes: int, most_bytes: int) -> None:
     if n_bytes > most_bytes:
         raise FedCalError(
             f"{n_bytes / 2**30:.1f} GiB of numbers, where {most_bytes / 2**30:.1f} are the most: is it the right file? "
-            "If so, raise --max-bytes (or FEDCAL_MAX_BYTES)"
+            "If so, raise FEDCAL_MAX_BYTES (or --max-bytes, where the command has it)"
         )
 
 

@@ -102,7 +102,9 @@ def fit_all(ridges: dict[str, tuple[float, ...]], clients: Clients) -> Generator
 
 
 def _begin(family: str, bias: Group | None, clients: Clients) -> Array:
-    return widen(bias.descents[-1].t, family) if bias else clients.begin * identity(family, clients.k)
+    return (
+        widen("bias", bias.descents[-1].t, family, clients.k) if bias else clients.begin * identity(family, clients.k)
+    )
 
 
 def _with_and_without_folds(

@@ -137,14 +137,10 @@ class HeadChunk(Chunk):
     def out_of_fold(self, fold_map: FoldMap) -> Array:
         if fold_map.family != HEAD:
             return super().out_of_fold(fold_map)
-        sizes = [len(self.y)] if ALL in fold_map.at else self.sizes
         at = [fold_map.at[ALL]] if ALL in fold_map.at else [fold_map.at[f] for f in range(FOLDS)]
-        ends = np.cumsum([0, *sizes])
-        z, found = self.z, np.empty(self.z.shape)
-        for t, first, after in zip(at, ends[:-1], ends[1:], strict=True):
-            x = self.features[first:after].astype(float)
-            found[first:after] = apply_head(t, z[first:after], x)
-        return found
+        cuts = np.cumsum(self.sizes)[: len(at) - 1]
+        parts = zip(at, np.split(self.z, cuts), np.split(self.features, cuts), strict=True)
+        return np.ascontiguousarray(np.concatenate([apply_head(t, z, x.astype(float)) for t, z, x in parts]))
 
 
 class HeadPart(Part):

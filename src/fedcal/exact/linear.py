@@ -72,12 +72,15 @@ def identity(family: str, k: int) -> Array:
     return (np.arange(n_parameters(family, k)) < {"vector": k}.get(family, 1)).astype(float)
 
 
-def widen(bias: Array, family: str) -> Array:
-    """A bias map written as a vector's or a matrix's."""
-    k = len(bias) - 1
-    if family == "vector":
-        return np.concatenate([np.full(k, bias[0]), bias[1:]])
-    return np.concatenate([bias[0] * np.eye(k), bias[1:, None]], 1).ravel()
+def widen(name: str, t: Array, family: str, k: int) -> Array:
+    """A map of one family, written as one of the same or of a larger family."""
+    if name == family:
+        return t
+    scales = t[:k] if name == "vector" else np.full(k, t[0])
+    shift = np.zeros(k) if name == "temperature" else t[-k:]
+    if family == "matrix":
+        return np.concatenate([np.diag(scales), shift[:, None]], 1).ravel()
+    return np.concatenate([scales if family == "vector" else scales[:1], shift])
 
 
 # --- a client's half -------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ import numpy as np
 from fedcal.base.arrays import Array, Params, sigmoid, softplus
 from fedcal.errors import FedCalWarning
 from fedcal.exact import maps
+from fedcal.exact.linear import widen
 from fedcal.exact.private_queries import BEYOND, NORMS, ODDS, Confidences, Gains, MatrixSums, Scales, ScaleSums
 from fedcal.exact.private_query import FEATURE, VALUES, PrivateQuery
 
@@ -97,10 +98,11 @@ def fit_privately(
     large = family in ("vector", "matrix") and room >= ROOM * k * (k + 1)
     left = 1 - SCALES - GAINS * (1 + 2 * also)
     t = yield from _newton(k, family != "temperature", norm, left * (1 - MATRIX * large), limits)
-    steps: list[tuple[Family, Array]] = [("bias" if len(t) > 1 else "temperature", _in_logits(t, norm))]
+    in_logits = np.append(t[:1] * (FEATURE / norm), t[1:])
+    steps: list[tuple[Family, Array]] = [("bias" if len(t) > 1 else "temperature", in_logits)]
     if large:
         step = "vector" if family == "vector" else "matrix"
-        w = first = _as_matrix("bias", t, k)
+        w = first = widen("bias", t, "matrix", k).reshape(k, k + 1)
         many = MATRIX_STEPS if room >= PLENTY * k * (k + 1) else 1
         for _ in range(many):
             w = yield from _step(k, step, w, first, norm, left * MATRIX / many)
@@ -117,7 +119,7 @@ def fit_privately(
     if not eligible:
         return _identity(k, family, counts, noise)
     name, t = steps[max(eligible, key=lambda i: float(gains[i]))]
-    return PrivateFit(family, _widened(name, t, family, k), counts, noise, float(steps[0][1][0]), False)
+    return PrivateFit(family, widen(name, t, family, k), counts, noise, float(steps[0][1][0]), False)
 
 
 def fit_confidences(
@@ -265,30 +267,6 @@ def _lost_beyond(lost: Array, error: float) -> Array:
     return np.where(lost > SURE * error * np.sqrt(np.arange(len(BEYOND), 0, -1)), lost, 0.0) @ widths
 
 
-def _in_logits(t: Array, norm: float) -> Array:
-    return np.append(t[:1] * (FEATURE / norm), t[1:])
-
-
-def _as_matrix(family: Family, t: Array, k: int) -> Array:
-    """The same map as a matrix (K, K + 1)."""
-    if family == "matrix":
-        return t.reshape(k, k + 1)
-    scales = t[:k] if family == "vector" else np.full(k, t[0])
-    shift = np.zeros(k) if family == "temperature" else t[-k:]
-    return np.concatenate([np.diag(scales), shift[:, None]], 1)
-
-
-def _widened(name: Family, t: Array, family: Family, k: int) -> Array:
-    """The same map written as one of a larger family."""
-    whole = _as_matrix(name, t, k)
-    scales, shift = whole.diagonal(), whole[:, k]
-    return {
-        "temperature": scales[:1],
-        "bias": np.append(scales[:1], shift),
-        "vector": np.append(scales, shift),
-    }.get(family, whole.ravel())
-
-
 def _identity(k: int, family: Family, labels: Array, noise: float) -> PrivateFit:
     warnings.warn(
         "privacy: no correction gains more than noise alone could, so the probabilities stay as they are: "
@@ -296,7 +274,7 @@ def _identity(k: int, family: Family, labels: Array, noise: float) -> PrivateFit
         FedCalWarning,
         stacklevel=2,
     )
-    return PrivateFit(family, _widened("temperature", np.ones(1), family, k), labels, noise, 1.0, True)
+    return PrivateFit(family, widen("temperature", np.ones(1), family, k), labels, noise, 1.0, True)
 
 
 def _beta(count: Array, hits: Array, middle: Array, ridge: float) -> Array:

@@ -99,7 +99,7 @@ class ScaleSums(PrivateQuery):
         """Gradient and Hessian from a reply's total."""
         d = len(self.t)
         curvature = values[d:] / self.weight
-        return values[:d], square(curvature, d) if self.full else np.diag(curvature)
+        return values[:d], square(curvature) if self.full else np.diag(curvature)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class MatrixSums(PrivateQuery):
         """The gradient, flat, and the factors by classes and by inputs, from a reply's total."""
         k = self.k
         gradient, classes, inputs = np.split(values, np.cumsum([self._gradient, k * (k + 1) // 2]))
-        return gradient, square(classes / self.of_classes, k), square(inputs / self.of_inputs, k + 1)
+        return gradient, square(classes / self.of_classes), square(inputs / self.of_inputs)
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,6 @@ class Gains(PrivateQuery):
     @property
     def families(self) -> tuple[str, ...]:
         return tuple(family for one in self.maps for family in one)
-
-    @property
-    def is_typed(self) -> bool:
-        return super().is_typed and all(
-            isinstance(one, dict) and all(isinstance(t, np.ndarray) for t in one.values()) for one in self.maps
-        )
 
     @property
     def bound(self) -> float:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from fedcal.base.arrays import Array, Params
 from fedcal.base.logits import BLOCK
+from fedcal.exact.linear import pack_symmetric, unpack_symmetric
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.queries import SumQuery
 
@@ -25,12 +26,6 @@ VALUES = "values"  # the name of the only array of a reply
 FEATURE = 1.5  # largest norm of clipped logits as features; a constant 1 is added to them
 LARGEST = 1e6  # parameters are cut off here, so that nothing overflows
 SHORTEST = 1e-100  # least `clip`: the norms of smaller logits would underflow
-NUMBER = (int, float)
-KINDS: dict[str, tuple[type, ...]] = {  # of what a query's fields hold
-    "k": (int,), "budget": NUMBER, "per_client": (bool,), "labels": (bool,), "norms": (bool,), "clip": NUMBER,
-    "t": (np.ndarray,), "full": (bool,), "w": (np.ndarray,), "family": (str,), "maps": (tuple,), "scale": NUMBER,
-    "views": (int,), "bins": (int,),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,11 +52,6 @@ class PrivateQuery(SumQuery):
     def fits(self) -> bool:
         """Whether its parameters have the right shapes for its number of classes."""
         return self.k >= 2
-
-    @property
-    def is_typed(self) -> bool:
-        """Whether each field holds what it should: a stranger's query may hold anything."""
-        return all(_is_of(getattr(self, entry.name), KINDS[entry.name]) for entry in fields(self))
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -108,18 +98,10 @@ def residual(p: Array, y: Array) -> Array:
 
 def triangle(matrix: Array) -> Array:
     """The upper triangle of a symmetric matrix, as a vector with the same norm."""
-    i, j = np.triu_indices(len(matrix))
-    return np.where(i == j, 1.0, math.sqrt(2)) * matrix[i, j]
+    return pack_symmetric(np.where(np.eye(len(matrix)), matrix, math.sqrt(2) * matrix))
 
 
-def square(values: Array, d: int) -> Array:
-    """The symmetric (d, d) matrix of a triangle."""
-    i, j = np.triu_indices(d)
-    matrix = np.zeros((d, d))
-    matrix[i, j] = matrix[j, i] = np.where(i == j, values, values / math.sqrt(2))
-    return matrix
-
-
-def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether a value is of one of these types; True and False are no numbers."""
-    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+def square(values: Array) -> Array:
+    """The symmetric matrix of a triangle."""
+    matrix = unpack_symmetric(values)
+    return np.where(np.eye(len(matrix)), matrix, matrix / math.sqrt(2))

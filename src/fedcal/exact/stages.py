@@ -130,7 +130,7 @@ def fit_linear(family: str, ridge: float, clients: Clients) -> Generator[SumQuer
     """Fit one family at one ridge, on all samples. If its Hessian is too large to send, it starts from the bias fit."""
     curvature, begin = curvature_of(family, clients.k), None
     if curvature != "full" and family != "bias":
-        begin = widen((yield from fit_linear("bias", ridge, clients)), family)
+        begin = widen("bias", (yield from fit_linear("bias", ridge, clients)), family, clients.k)
     # Newton's last step squares the remaining error; the others have no such step.
     tol = {"full": FITTING, "blocks": 1e-4}.get(curvature, 1e-14)
     group = group_of(family, (ridge,), clients, tol, ROUNDS if curvature == "full" else SLOW_ROUNDS, begin)

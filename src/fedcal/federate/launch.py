@@ -230,7 +230,7 @@ def progress(folder: Path) -> tuple[str, int]:
         log = read_json(folder / "checkpoint" / "log.json")
     except FedCalError:  # it has not begun
         return "starting", 0
-    if log.get("measuring"):
+    if log["measuring"]:
         return "measuring", 0
     done = Counter(one["phase"] for one in log["rounds"])
     phase = next((phase for phase in ("calibration", "training") if done[phase]), "starting")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcal.base.threads import one_thread
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, said
 
 State = dict[str, Tensor]  # a model's parameters and buffers, as in state_dict()
 
@@ -92,9 +92,8 @@ def failing_as_one_line(x: Tensor) -> Iterator[None]:
     except FedCalError:
         raise
     except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0]
         about = f"{tuple(x.shape[1:])}, {str(x.dtype).removeprefix('torch.')}"
-        raise FedCalError(f"the model fails on inputs of shape {about} ({type(error).__name__}: {text})") from error
+        raise FedCalError(f"the model fails on inputs of shape {about} ({said(error)})") from error
 
 
 def train_locally(model: nn.Module, x: Tensor, y: Tensor, how: SGD, rng: np.random.Generator) -> float:

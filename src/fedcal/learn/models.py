@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, check_known
 
 Shape = tuple[int, ...]
 
@@ -112,8 +112,7 @@ def build(name: str, shape: Shape, n_classes: int, rng: torch.Generator) -> nn.M
 
     The global generator is left as it was.
     """
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
+    check_known("model", name, MODELS)
     with torch.random.fork_rng(devices=[]):  # modules draw from the global generator: lend them the caller's state
         torch.set_rng_state(rng.get_state())
         model = MODELS[name](shape, n_classes)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from fedcal.errors import FedCalError
+from fedcal.errors import FedCalError, said
 
 Shape = tuple[int, ...]
 Model = nn.Module | Callable[..., nn.Module]
@@ -81,7 +81,7 @@ def build_own(model: Model, name: str, shape: Shape, n_classes: int, rng: torch.
         except FedCalError:
             raise
         except Exception as error:
-            raise FedCalError(f"model {name} cannot be built ({_said(error)}): it gets {shape}, {n_classes}") from error
+            raise FedCalError(f"model {name} cannot be built ({said(error)}): it gets {shape}, {n_classes}") from error
     if not isinstance(built, nn.Module):
         raise FedCalError(f"model {name} gives {type(built).__name__}, where an nn.Module is needed")
     if any(map(is_lazy, (*built.parameters(), *built.buffers()))):
@@ -128,7 +128,7 @@ def try_out(model: nn.Module, name: str, x: Tensor, y: Tensor, n_classes: int) -
         trial = copy.deepcopy(model)
     except Exception as error:
         raise FedCalError(
-            f"model {name} cannot be copied ({_said(error)}): its parameters must be plain ones"
+            f"model {name} cannot be copied ({said(error)}): its parameters must be plain ones"
         ) from error
     x, y = x[:4], y[:4]
     about = f"on inputs of shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}"
@@ -147,7 +147,7 @@ def try_out(model: nn.Module, name: str, x: Tensor, y: Tensor, n_classes: int) -
         except FedCalError:
             raise
         except Exception as error:
-            raise FedCalError(f"model {name} fails {about} ({_said(error)})") from error
+            raise FedCalError(f"model {name} fails {about} ({said(error)})") from error
         return Traits(random, not random and _is_rowwise(trial, x, logits))
 
 
@@ -172,9 +172,3 @@ def _is_rowwise(trial: nn.Module, x: Tensor, logits: Tensor) -> bool:
             return torch.allclose(trial(x[:half]), logits[:half].detach(), rtol=1e-4, atol=1e-5)
     except Exception:  # it needs a batch of a certain size
         return False
-
-
-def _said(error: BaseException) -> str:
-    """An error in one line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -20,7 +20,7 @@ from itertools import product
 import numpy as np
 
 from fedcal.base.arrays import Array, Params, logsumexp
-from fedcal.errors import FedCalError, unknown
+from fedcal.errors import FedCalError, check_known
 from fedcal.measure.interval import SHRINK, TINY, critical, ece_interval, excess, largest_bias
 from fedcal.measure.metrics import rank_of_label
 from fedcal.measure.reliability import equal_width, find_bins
@@ -177,8 +177,7 @@ class Paired:
         )
 
     def _place(self, name: str) -> int:
-        if name not in self.views:
-            raise unknown("view", name, self.views)
+        check_known("view", name, self.views)
         return self.views.index(name)
 
 

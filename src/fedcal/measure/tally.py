@@ -90,19 +90,13 @@ class Tally:
             raise FedCalError(f"tallies of {len(self.classes)} and {len(other.classes)} classes do not add")
         return Tally(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
 
-    def summary(self, interval: bool = False, min_count: int = 0) -> dict[str, float]:
+    def summary(self, interval: bool = False) -> dict[str, float]:
         """The metrics by name, as fractions.
 
         Args:
             interval: whether to add the 95 % interval of the ECE (`ece_low`, `ece_high`).
-            min_count: join bins of fewer samples (see `Reliability.disclosed`). All metrics of fewer samples are NaN.
         """
-        hidden = self.n < check_whole(min_count, "min_count", low=0)
-        n = float("nan") if hidden else self.n or float("nan")
-        top, classes, fine = self.reliability, self.classwise, self.fine.merge_to(len(self.reliability.count))
-        if min_count:
-            top, fine = top.disclosed(min_count), fine.disclosed(min_count)
-            classes = tuple(one.disclosed(min_count) for one in classes)
+        n, top = self.n or float("nan"), self.reliability
         found = {
             "accuracy": self.correct / n,
             "top3": self.top3 / n,
@@ -111,8 +105,8 @@ class Tally:
             "brier": self.brier / n,
             "ece": top.ece(),
             "ece_floor": top.floor(),
-            "equal_mass_ece": fine.ece(),
-            "classwise_ece": float(np.mean([one.ece() for one in classes])),
+            "equal_mass_ece": self.fine.merge_to(len(top.count)).ece(),
+            "classwise_ece": float(np.mean([one.ece() for one in self.classwise])),
             "mce": top.mce(),
             "debiased_l2": top.debiased_l2(),
         }

@@ -14,7 +14,17 @@ from typing import Any, Literal
 import numpy as np
 
 from fedcal.base.arrays import Array, Params
-from fedcal.base.conformal import LEVELS, N_BINS, Score, count_scores, level_of, rank_of, sets_of, threshold_curve
+from fedcal.base.conformal import (
+    LEVELS,
+    N_BINS,
+    count_scores,
+    edges_of,
+    level_of,
+    rank_of,
+    scores_of,
+    sets_of,
+    threshold_curve,
+)
 from fedcal.base.logits import ordered_softmax
 from fedcal.base.query import Query
 from fedcal.base.site_sets import CONCENTRATIONS, site_curve, spread_likelihood, weigh
@@ -57,11 +67,7 @@ class Sets:
     def edges(self, n_classes: int) -> np.ndarray:
         """The edges of the score's bins."""
         most = max(NUMBERS // n_classes, 64)
-        return self.rule.edges(n_classes, min(CLASS_BINS, most) if self.coverage == "class" else N_BINS)
-
-    @property
-    def rule(self) -> Score:
-        return Score(self.score)
+        return edges_of(self.score, n_classes, min(CLASS_BINS, most) if self.coverage == "class" else N_BINS)
 
 
 @dataclass(frozen=True)
@@ -238,9 +244,8 @@ class WithSets(Additive):
         """Return the score of every class, (N, K)."""
         if not len(logits):
             return np.zeros((0, self.classes_of(logits.shape[1])))
-        return self.sets.rule.of(
-            ordered_softmax(self.apply_personal(params, personal, logits.astype(float, copy=False)))
-        )
+        calibrated = self.apply_personal(params, personal, logits.astype(float, copy=False))
+        return scores_of(self.sets.score, ordered_softmax(calibrated))
 
     def curve(self, params: Params, personal: Params) -> np.ndarray:
         """Return the thresholds that serve, (levels, 1 or K): the client's, those of personal scalers, or the global ones."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from fedcal.base.checks import check_value
-from fedcal.errors import FedCalError, error_context, unknown
+from fedcal.base.checks import WORDS, check_value
+from fedcal.errors import FedCalError, check_known, error_context, unknown
 from fedcal.methods.method import Additive, Method
 from fedcal.methods.registry import METHODS
 from fedcal.methods.sets import Sets, WithSets
@@ -51,7 +51,7 @@ class Option:
     def expected(self) -> str:
         """What may be written after the equals sign, in words: "improve or keep", "a whole number"."""
         if self.kind in (int, float):
-            return "a whole number" if self.kind is int else "a number"
+            return WORDS[self.kind]
         choices = get_args(self.hint) if self.kind is str else ("true", "false", "none")[: 2 + self.may_be_none]
         return f"{', '.join(choices[:-1])} or {choices[-1]}"
 
@@ -66,10 +66,6 @@ class Option:
 
     def check(self, value: Any) -> Any:
         """The value, if it is of the right type and within bounds; a FedCalError if not."""
-        kinds = int | float if self.kind is float else self.kind
-        right = isinstance(value, kinds) and (self.kind is bool or not isinstance(value, bool))
-        if not right and not (value is None and self.may_be_none):
-            raise FedCalError(f"{self.name} must be {self.expected}, not {value!r}")
         check_value(self.name, value, self.hint, self.rules)
         return float(value) if self.kind is float and value is not None else value
 
@@ -90,8 +86,7 @@ def get_method(spec: Any, /, **options: Any) -> Method:
             "samples are given first, as {client: (logits, labels)}"
         )
     name, colon, text = spec.partition(":")
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
+    check_known("method", name, METHODS)
     method = METHODS[name]
     known, values = options_offered(method) | sets_offered(method), dict[str, Any]()
     for part in text.split(",") if colon else []:

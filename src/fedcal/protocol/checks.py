@@ -159,9 +159,7 @@ def check_request(request: Request, method: Method) -> None:
 
 
 def _check_private(query: PrivateQuery) -> None:
-    """Refuse a private query whose fields are not what they should be, or whose share of a budget is none."""
-    if not query.is_typed:
-        raise FedCalError(f"the server's {type(query).__name__} cannot be read: do not reply to this server")
+    """Refuse a private query whose share of a budget is none, or that clips logits to nothing."""
     if not 0 < query.budget <= 1:
         raise FedCalError(f"the server asks for {query.budget:g} of the privacy budget: do not reply to this server")
     if not getattr(query, "clip", 1.0) > 0:

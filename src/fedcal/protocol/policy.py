@@ -19,7 +19,8 @@ from typing import Any
 
 from fedcal.base.checks import check_value, check_whole
 from fedcal.base.query import Query, fingerprint
-from fedcal.errors import FedCalError, counted, unknown
+from fedcal.base.schema import COUNT, ListOf, Record, Text, Truth, check
+from fedcal.errors import FedCalError, check_known, counted
 from fedcal.exact.private_queries import Measure
 from fedcal.exact.private_query import PrivateQuery
 from fedcal.methods import Method, get_method, spec_of
@@ -57,18 +58,11 @@ class Talk:
         """Read it back.
 
         Raises:
-            ValueError: where a value is missing or of another type.
+            FedCalError: where a value is missing or of another type.
         """
-        hints = {entry.name: type(entry.default) for entry in fields(cls)}
-        if not isinstance(values, dict) or {"refused", *values} != hints.keys():
-            raise ValueError("it does not say what the client has replied to")
-        values = {"refused": False, **values, "used": tuple(values["used"])}  # earlier versions did not say "refused"
-        numbers = [value for name, value in values.items() if hints[name] is int] + list(values["used"])
-        if any(type(values[name]) is not hint for name, hint in hints.items()) or any(
-            type(number) is not int or number < 0 for number in numbers
-        ):
-            raise ValueError("what the client has replied to is not a count")
-        return cls(**values)
+        shapes = {str: Text(any=True), int: COUNT, bool: Truth(), tuple: ListOf(COUNT)}
+        check(values, Record({entry.name: shapes[type(entry.default)] for entry in fields(cls)}), "its replies")
+        return cls(**{**values, "used": tuple(values["used"])})
 
 
 @dataclass(frozen=True)
@@ -123,17 +117,14 @@ class Policy:
         Raises:
             FedCalError: where a name is unknown, or a value is not as it should be.
         """
-        known = {entry.name for entry in fields(cls)}
         for name in values:
-            if name not in known:
-                raise unknown("entry", name, sorted(known))
+            check_known("entry", name, sorted(entry.name for entry in fields(cls)))
         found = dict(values)
         if isinstance(found.get("methods"), list):
             found["methods"] = tuple(found["methods"])
         if isinstance(table := found.get("privacy"), dict):
             for name in table:
-                if name not in (names := {entry.name for entry in fields(Privacy)}):
-                    raise unknown("entry of privacy", name, sorted(names))
+                check_known("entry of privacy", name, sorted(entry.name for entry in fields(Privacy)))
             if "epsilon" not in table:
                 raise FedCalError("privacy has no epsilon: give one")
             found["privacy"] = Privacy(**{"where": "local", **table})

@@ -67,41 +67,25 @@ DIAGONAL: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (
 
 
 @styled
-def plot_reliability(
-    curves: Sequence[Curve], before: Curve | None = None, legend: bool = True
-) -> tuple[Figure, np.ndarray]:
-    """Draw reliability diagrams: accuracy against confidence, and below it the number of samples.
+def plot_reliability(curve: Curve, before: Curve | None) -> Figure:
+    """Draw a reliability diagram: accuracy against confidence, and below it the number of samples.
 
     Args:
-        curves: one panel per curve.
-        before: a curve to draw behind each, the model before calibration.
-        legend: whether to add a legend.
-
-    Returns:
-        The figure and its axes, (2, panels).
+        curve: to draw.
+        before: a curve to draw behind it, the model before calibration.
     """
-    fig = Figure(figsize=(2.9 * len(curves), 3.5), layout="constrained")
-    axes = fig.subplots(2, len(curves), squeeze=False, sharex=True, sharey="row", height_ratios=(4, 1))
-    for (top, bottom), curve in zip(axes.T, curves, strict=True):
-        draw_reliability(top, curve, before)
-        # Most samples are in the last bin: on a linear scale the others would be invisible.
-        bottom.stairs(curve.count, curve.edges, baseline=0.5, fill=True, color=MUTED, alpha=0.55)
-        bottom.set(yscale="log", ylim=(0.7, None), xlabel="Confidence")
-        bottom.yaxis.set_minor_locator(NullLocator())
-        bottom.yaxis.set_major_formatter("{x:g}")
-        bottom.grid(axis="x", visible=False)
-    axes[0, 0].set_ylabel("Accuracy")
-    axes[1, 0].set_ylabel("Samples")
-    if legend:
-        handles: list[Artist] = [
-            Line2D([], [], color=ACCENT, marker="o", label="accuracy in a bin (hollow: inside the noise)"),
-            Patch(color=GAP, alpha=0.3, linewidth=0, label="gap to the stated confidence"),
-            Patch(color=NOISE, alpha=0.5, linewidth=0, label="95 % band of a perfectly calibrated model"),
-        ]
-        if before is not None:
-            handles.append(Line2D([], [], color=MUTED, linewidth=1, label=f"before: {before.method}"))
-        fig.legend(handles=handles, loc="outside lower center", ncols=1 if len(curves) == 1 else 2)
-    return fig, axes
+    fig = Figure(figsize=(2.9, 3.5), layout="constrained")
+    top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    draw_reliability(top, curve, before)
+    # Most samples are in the last bin: on a linear scale the others would be invisible.
+    bottom.stairs(curve.count, curve.edges, baseline=0.5, fill=True, color=MUTED, alpha=0.55)
+    bottom.set(yscale="log", ylim=(0.7, None), xlabel="Confidence")
+    bottom.yaxis.set_minor_locator(NullLocator())
+    bottom.yaxis.set_major_formatter("{x:g}")
+    bottom.grid(axis="x", visible=False)
+    top.set_ylabel("Accuracy")
+    bottom.set_ylabel("Samples")
+    return fig
 
 
 def draw_reliability(ax: Axes, curve: Curve, before: Curve | None = None) -> None:
@@ -155,7 +139,7 @@ def _unit_square(ax: Axes) -> None:
 
 
 @styled
-def plot_ece(data: MethodErrors) -> tuple[Figure, Axes]:
+def plot_ece(data: MethodErrors) -> Figure:
     """Draw the global ECE of each method, with its 95 % interval and its noise floor."""
     fig, ax = _method_rows(data.methods)
     at = np.arange(len(data.methods))
@@ -178,11 +162,11 @@ def plot_ece(data: MethodErrors) -> tuple[Figure, Axes]:
         label = "sees pooled calibration data"
         handles.append(Patch(facecolor=PAPER, edgecolor=ACCENT, hatch="/////", label=label))
     fig.legend(handles=handles, loc="outside lower left", ncols=3, columnspacing=1.2)
-    return fig, ax
+    return fig
 
 
 @styled
-def plot_clients(data: ClientErrors) -> tuple[Figure, Axes]:
+def plot_clients(data: ClientErrors) -> Figure:
     """Draw the clients' ECEs: one row per method, one dot per client, filled if it is above that client's noise floor."""
     fig, ax = _method_rows(data.methods)
     jitter = (np.arange(len(data.clients)) * 0.618) % 1 - 0.5  # golden ratio: neighbours end up far apart
@@ -210,16 +194,15 @@ def plot_clients(data: ClientErrors) -> tuple[Figure, Axes]:
         _floor_handle("mean floor"),
     ]
     fig.legend(handles=handles, loc="outside lower left", ncols=3, columnspacing=1.2)
-    return fig, ax
+    return fig
 
 
 @styled
-def plot_skew(data: Skew) -> tuple[Figure, np.ndarray]:
+def plot_skew(data: Skew) -> Figure:
     """Draw the clients' label distributions: each class's share of the samples, counts where they fit, totals beside."""
     n_clients, n_classes = data.counts.shape
     fig = Figure(figsize=(5.2, float(np.clip(0.19 * n_clients + 0.9, 1.9, 5.4))), layout="constrained")
-    axes = fig.subplots(1, 2, sharey=True, width_ratios=(5, 1))
-    grid, totals = axes
+    grid, totals = fig.subplots(1, 2, sharey=True, width_ratios=(5, 1))
     # Alpha, not a fade to white: an empty cell shows the page's own background, light or dark.
     fade = LinearSegmentedColormap.from_list("fade", [(ACCENT, 0.0), (ACCENT, 1.0)])
     top = max(float(data.share.max()), 1e-9)
@@ -243,11 +226,11 @@ def plot_skew(data: Skew) -> tuple[Figure, np.ndarray]:
     totals.grid(axis="y", visible=False)
     totals.xaxis.set_major_locator(MaxNLocator(2, integer=True))
     totals.tick_params(labelleft=False)
-    return fig, axes
+    return fig
 
 
 @styled
-def plot_training(series: Series) -> tuple[Figure, Axes]:
+def plot_training(series: Series) -> Figure:
     """Draw one quantity by training round."""
     fig = Figure(figsize=(2.9, 2.1), layout="constrained")
     ax = fig.subplots()
@@ -257,7 +240,7 @@ def plot_training(series: Series) -> tuple[Figure, Axes]:
     ax.set_xlabel("Round")
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.yaxis.set_major_locator(MaxNLocator(5))
-    return fig, ax
+    return fig
 
 
 @styled

@@ -27,10 +27,8 @@ def number(value: float | None) -> str:
     return UNDEFINED if value is None else f"{value:.3f}"
 
 
-def size(count: float | None) -> str:
+def size(count: float) -> str:
     """Write a number of bytes for people: 8 B, 19.0 kB, 540 kB, 1.2 MB."""
-    if count is None:
-        return UNDEFINED
     for unit, scale in (("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.{1 if count < 100 * scale else 0}f} {unit}"

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from fedcal.base.store import write_bytes
-from fedcal.errors import unknown
+from fedcal.errors import check_known
 from fedcal.report import figures, prepare, tables, words
 from fedcal.report.numbers import percent, size
 from fedcal.report.results import BASELINE, Results, Run, load
@@ -103,8 +103,8 @@ def _costs(results: Results) -> list[list[str]]:
     rows = []
     for name, method in results["methods"].items():
         cost = method["cost"]
-        sizes = [size(cost.get(key)) for key in ("bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total")]
-        said = words.remarks(method.get("notes", {}))
+        sizes = [size(cost[key]) for key in ("bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total")]
+        said = words.remarks(method["notes"])
         rows.append([name, cost["leaves"], *sizes[:2], str(cost["rounds"]), *sizes[2:], said])
     return rows
 
@@ -128,15 +128,15 @@ def draw(run: Run) -> dict[str, tuple[Figure, str]]:
     drawn: dict[str, tuple[Figure, str]] = {}
     for name, curve in curves.items():
         error = percent(results["methods"][name]["global"]["ece"], d)
-        figure, _ = figures.plot_reliability([curve], curves.get(BASELINE), legend=False)
+        figure = figures.plot_reliability(curve, curves.get(BASELINE))
         drawn[f"reliability-{name}"] = figure, f"Reliability diagram of {name}: ECE {error} %"
     for group, scaler in (("local", "with the global scaler"), ("own", "with the client's personal scaler")):
-        figure, _ = figures.plot_clients(prepare.prepare_clients(results, group))
+        figure = figures.plot_clients(prepare.prepare_clients(results, group))
         drawn[f"clients-{group}"] = figure, f"ECE at each client by method, {scaler}"
     for series in prepare.prepare_training(run.rounds) if run.rounds else []:
-        drawn[f"training-{series.key}"] = figures.plot_training(series)[0], f"{series.title} by round"
-    drawn["ece"] = figures.plot_ece(prepare.prepare_ece(results))[0], "Global ECE by method, with intervals"
-    drawn["skew"] = figures.plot_skew(prepare.prepare_skew(results))[0], "Heat map of labels by client"
+        drawn[f"training-{series.key}"] = figures.plot_training(series), f"{series.title} by round"
+    drawn["ece"] = figures.plot_ece(prepare.prepare_ece(results)), "Global ECE by method, with intervals"
+    drawn["skew"] = figures.plot_skew(prepare.prepare_skew(results)), "Heat map of labels by client"
     return drawn
 
 
@@ -154,8 +154,7 @@ def save_all(run_dir: str | Path, folder: str | Path, kind: str = "png") -> list
     Raises:
         FedCalError: the format is unknown, or a file of the run is missing or damaged.
     """
-    if kind not in FIGURE_KINDS:
-        raise unknown("figure format", kind, FIGURE_KINDS)
+    check_known("figure format", kind, FIGURE_KINDS)
     drawn = draw(load(run_dir))
     return [figures.save(fig, Path(folder) / f"{_file_name(key)}.{kind}") for key, (fig, _) in drawn.items()]
 
@@ -182,15 +181,14 @@ def _figures(run: Run) -> dict[str, Any]:
 
 
 def _settings(results: Results) -> list[tuple[str, str]]:
-    methods = [method.get("spec", name) for name, method in results["methods"].items()]
+    methods = [method["spec"] for method in results["methods"].values()]
     config = [
         (key.replace("_", " "), _short(methods) if key == "method" else str(value))
         for key, value in results["config"].items()
         if value is not None
     ]
-    parameters = results["data"].get("parameters")
-    extra = [("model parameters", f"{parameters:,}".replace(",", " "))] if parameters is not None else []
-    return config + extra + [(key, str(results[key])) for key in ("device", "torch", "fedcal") if key in results]
+    parameters = f"{results['data']['parameters']:,}".replace(",", " ")
+    return [*config, ("model parameters", parameters), *((key, results[key]) for key in ("device", "torch", "fedcal"))]
 
 
 def _short(names: list[str]) -> str:
@@ -199,7 +197,7 @@ def _short(names: list[str]) -> str:
 
 def _skew(results: Results) -> dict[str, Any]:
     data = prepare.prepare_skew(results)
-    kl = [value for value in results["data"].get("kl", []) if value is not None]
+    kl = [value for value in results["data"]["kl"] if value is not None]
     totals = data.counts.sum(axis=1)
     return {
         "clients": len(data.clients),
@@ -208,5 +206,5 @@ def _skew(results: Results) -> dict[str, Any]:
         "smallest": int(totals.min()),
         "largest": int(totals.max()),
         "kl_mean": sum(kl) / len(kl) if kl else None,
-        "G": results["data"].get("G"),
+        "G": results["data"]["G"],
     }

@@ -87,7 +87,7 @@ def prepare_ece(results: Results) -> MethodErrors:
     """Every method's global ECE, its interval and its noise floor."""
     scores = [m["global"] for m in results["methods"].values()]
     keys = ("ece", "ece_low", "ece_high", "ece_floor")
-    return MethodErrors(list(results["methods"]), *(floats([s.get(k) for s in scores]) for k in keys))
+    return MethodErrors(list(results["methods"]), *(floats([s[k] for s in scores]) for k in keys))
 
 
 @dataclass(frozen=True)

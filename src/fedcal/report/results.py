@@ -22,43 +22,42 @@ Results = dict[str, Any]
 _METRIC = Maybe(NUMBER)
 _METRICS = dict.fromkeys(("accuracy", "top3", "ece", "ece_floor", "nll", "brier", "classwise_ece"), _METRIC)
 _OVER_CLIENTS = Record({"worst_ece": _METRIC, **_METRICS}, open=True)
-_BINS = ListOf(_METRIC)
+_BINS, _DIFFERENCE = ListOf(_METRIC), ListOf(_METRIC, length=3)
 _BY_CLIENT = Record(dict.fromkeys(("accuracy", "ece", "ece_floor", "nll"), ListOf(_METRIC)) | {"n": ListOf(COUNT)})
 _RELIABILITY = Record(dict.fromkeys(("edges", "count", "confidence", "accuracy", "low", "high"), _BINS))
 _METHOD = Record(
     {
         "global": Record(
-            {"n": COUNT, "ece_low": _METRIC, "ece_high": _METRIC, **_METRICS},
-            optional={"ece_against": MapOf(ListOf(_METRIC, length=3))},
+            _METRICS
+            | dict.fromkeys(("ece_low", "ece_high"), _METRIC)
+            | {"n": COUNT, "ece_against": MapOf(_DIFFERENCE)},
             open=True,
         ),
         "local": _OVER_CLIENTS,
         "own": _OVER_CLIENTS,
         "clients": Record({"local": _BY_CLIENT, "own": _BY_CLIENT}),
         "reliability": _RELIABILITY,
-        "cost": Record(
-            {"leaves": Text(), "bytes_up": COUNT, "bytes_down": COUNT, "rounds": COUNT},
-            optional={"bytes_up_total": COUNT, "bytes_down_total": COUNT, "pooled_data": Truth(), "additive": Truth()},
-        ),
-    },
-    optional={
-        "summary": Text(),
-        "notes": MapOf(NUMBER),
         "groups": _RELIABILITY,
         "pooled_own": Record({"n": COUNT, "reliability": _RELIABILITY, "groups": _RELIABILITY, **_METRICS}, open=True),
+        "cost": Record(
+            dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "rounds"), COUNT)
+            | {"leaves": Text(), "pooled_data": Truth(), "additive": Truth()}
+        ),
+        "summary": Text(),
+        "notes": MapOf(NUMBER),
     },
     open=True,
 )
-_COUNTS = ListOf(ListOf(COUNT))
+COUNTS = ("train_counts", "cal_counts", "test_counts")
 _RESULTS = Record(
     {
         "config": MapOf(Anything()),
         "data": Record(
-            {"classes": ListOf(Text()), "clients": ListOf(Text()), "train_counts": _COUNTS},
-            optional={"name": Text(), "cal_counts": _COUNTS, "test_counts": _COUNTS, "G": _METRIC,
-                      "kl": ListOf(_METRIC), "parameters": COUNT},
+            {"name": Text(), "classes": ListOf(Text()), "clients": ListOf(Text()), "G": _METRIC, "kl": ListOf(_METRIC),
+             "parameters": COUNT, **dict.fromkeys(COUNTS, ListOf(ListOf(COUNT)))},
         ),
         "methods": MapOf(_METHOD),
+        **dict.fromkeys(("device", "torch", "fedcal"), Text()),
     },
     open=True,
 )  # fmt: skip
@@ -115,10 +114,10 @@ def compare(results: Results, name: str, other: str) -> Verdict:
 
 
 def _difference(mine: dict[str, Any], yours: dict[str, Any], other: str) -> tuple[float | None, float | None]:
-    _, low, high = mine.get("ece_against", {}).get(other, (None, None, None))
+    _, low, high = mine["ece_against"].get(other, (None, None, None))
     if low is not None:
         return low, high
-    my_low, my_high, your_low, your_high = (s.get(end) for s in (mine, yours) for end in ("ece_low", "ece_high"))
+    my_low, my_high, your_low, your_high = (s[end] for s in (mine, yours) for end in ("ece_low", "ece_high"))
     if my_low is None or my_high is None or your_low is None or your_high is None:
         return None, None
     return my_low - your_high, my_high - your_low
@@ -154,20 +153,15 @@ def check_results(results: Results, what: str) -> None:
     if not results["methods"] or not results["config"]:
         raise FedCalError(f"{what}: 'methods' or 'config' is empty")
     clients, classes = len(results["data"]["clients"]), len(results["data"]["classes"])
-    for name in ("train_counts", "cal_counts", "test_counts"):
-        check(results["data"].get(name, []), ListOf(ListOf(COUNT, classes)), f"{what}: data.{name}")
+    for name in COUNTS:
+        check(results["data"][name], ListOf(ListOf(COUNT, classes)), f"{what}: data.{name}")
     check(results["data"]["train_counts"], ListOf(Anything(), clients), f"{what}: data.train_counts")
     for name, method in results["methods"].items():
-        own = method.get("pooled_own", {})
-        for part, found in (
-            ("reliability", method["reliability"]),
-            ("groups", method.get("groups", {})),
-            ("pooled_own.reliability", own.get("reliability", {})),
-            ("pooled_own.groups", own.get("groups", {})),
-        ):
-            for key, values in found.items():
-                many = len(found["count"]) + (key == "edges")
-                check(values, ListOf(Anything(), many), f"{what}: methods.{name}.{part}.{key}")
+        for within, about in (("", method), ("pooled_own.", method["pooled_own"])):
+            for part in ("reliability", "groups"):
+                for key, values in about[part].items():
+                    many = len(about[part]["count"]) + (key == "edges")
+                    check(values, ListOf(Anything(), many), f"{what}: methods.{name}.{within}{part}.{key}")
         for view, columns in method["clients"].items():
             check(columns, MapOf(ListOf(Anything(), clients)), f"{what}: methods.{name}.clients.{view}")
 
@@ -182,10 +176,9 @@ def _labelled(methods: dict[str, Any]) -> dict[str, Any]:
     labels = {spec: _label(spec, methods[spec]) for spec in names}
     found = {}
     for spec, label in labels.items():
-        whole = dict(methods[spec]["global"])
-        if "ece_against" in whole:
-            whole["ece_against"] = {labels.get(other, other): d for other, d in whole["ece_against"].items()}
-        found[label] = methods[spec] | {"spec": spec, "global": whole}
+        whole = methods[spec]["global"]
+        against = {labels.get(other, other): d for other, d in whole["ece_against"].items()}
+        found[label] = methods[spec] | {"spec": spec, "global": whole | {"ece_against": against}}
     return found
 
 

@@ -33,7 +33,7 @@ class Panel:
 
 
 def panels(results: Results) -> list[Panel]:
-    """Before; after, by the global scaler; after, by each client's personal one (where that was measured)."""
+    """Before; after, by the global scaler; after, by each client's personal one (where clients have one)."""
     name, methods = main_method(results), results["methods"]
     if name is None:
         return []
@@ -41,19 +41,19 @@ def panels(results: Results) -> list[Panel]:
     if BASELINE in methods and name != BASELINE:
         found.append(_panel("Before", "the model as trained", methods[BASELINE], methods[BASELINE]["global"]))
     found.append(_panel("After", f"{name}, one scaler for all", methods[name], methods[name]["global"]))
-    own = methods[name].get("pooled_own")
-    if own and own["nll"] != methods[name]["global"]["nll"]:
+    own = methods[name]["pooled_own"]
+    if own["nll"] != methods[name]["global"]["nll"]:
         found.append(_panel("After, at each client", f"{name}, its personal scaler", own, own))
     return found
 
 
 def is_grouped(results: Results) -> bool:
     """Whether the panels show joined bins, which are easier to read where samples are few."""
-    return any(m["global"]["n"] < FEW and "groups" in m for m in results["methods"].values())
+    return any(m["global"]["n"] < FEW for m in results["methods"].values())
 
 
 def _panel(title: str, under: str, about: dict[str, Any], scores: dict[str, Any]) -> Panel:
-    bins = about["groups" if scores["n"] < FEW and "groups" in about else "reliability"]
+    bins = about["groups" if scores["n"] < FEW else "reliability"]
     curve = curve_from_json(bins, title, scores["ece"])
     return Panel(title, under, curve, scores["accuracy"], scores["ece"], scores["ece_floor"])
 
@@ -72,7 +72,7 @@ def tiles(results: Results) -> list[dict[str, str]]:
         return {"name": title, "before": text(uncal) if uncal else "", "value": text(method), "under": under}
 
     floor = percent(method["global"]["ece_floor"], d, sign=True)
-    own_floor = percent(method["own"].get("ece_floor"), d, sign=True)
+    own_floor = percent(method["own"]["ece_floor"], d, sign=True)
     return [
         tile("Calibration error (ECE)", "global", "ece", f"a perfect model would show {floor}"),
         tile("Accuracy", "global", "accuracy", "higher is better"),
@@ -147,7 +147,7 @@ def next_steps(results: Results) -> list[tuple[str, str]]:
     name = main_method(results)
     if name is None or name == BASELINE:
         return [("Calibrate your own model: one file of logits and labels per site.", OWN_MODEL)]
-    scaler = f"scalers/{file_name(results['methods'][name].get('spec', name))}.safetensors"
+    scaler = f"scalers/{file_name(results['methods'][name]['spec'])}.safetensors"
     steps = [
         (
             "Calibrate new predictions with the scaler beside this page (--client NAME takes a client's personal one).",

@@ -35,34 +35,34 @@ class Row:
 
 def digits(results: Results) -> int:
     """The digits of a percentage: the second one is noise unless the test set is large."""
-    return 2 if max(m["global"].get("n") or 0 for m in results["methods"].values()) >= 5000 else 1
+    return 2 if max(m["global"]["n"] for m in results["methods"].values()) >= 5000 else 1
 
 
 def _ece(method: dict[str, Any], digits: int) -> str:
     g = method["global"]
     text = percent(g["ece"], digits)
-    if g.get("ece_low") is None or g.get("ece_high") is None:
+    if g["ece_low"] is None or g["ece_high"] is None:
         return text
     return f"{text} [{percent(g['ece_low'], digits)}, {percent(g['ece_high'], digits)}]"
 
 
 def _mean_worst(method: dict[str, Any], group: str, digits: int) -> str:
-    return f"{percent(method[group]['ece'], digits)} / {percent(method[group].get('worst_ece'), digits)}"
+    return f"{percent(method[group]['ece'], digits)} / {percent(method[group]['worst_ece'], digits)}"
 
 
 WIDTH = 14  # characters of a label in the terminal
 TOP3 = "Top-3 %"
 COLUMNS = (
     Column("Acc. %", lambda m, d: percent(m["global"]["accuracy"], d)),
-    Column(TOP3, lambda m, d: percent(m["global"].get("top3"), d)),
+    Column(TOP3, lambda m, d: percent(m["global"]["top3"], d)),
     Column("Global ECE %", _ece, bold=True),
-    Column("Floor %", lambda m, d: percent(m["global"].get("ece_floor"), d)),
-    Column("Class ECE %", lambda m, d: percent(m["global"].get("classwise_ece"), d + 1)),
-    Column("NLL", lambda m, d: number(m["global"].get("nll"))),
-    Column("Brier", lambda m, d: number(m["global"].get("brier"))),
+    Column("Floor %", lambda m, d: percent(m["global"]["ece_floor"], d)),
+    Column("Class ECE %", lambda m, d: percent(m["global"]["classwise_ece"], d + 1)),
+    Column("NLL", lambda m, d: number(m["global"]["nll"])),
+    Column("Brier", lambda m, d: number(m["global"]["brier"])),
     Column("Local ECE % mean / worst", lambda m, d: _mean_worst(m, "local", d)),
     Column("Own ECE % mean / worst", lambda m, d: _mean_worst(m, "own", d)),
-    Column("Sent in all", lambda m, d: size(m["cost"].get("bytes_up_total"))),
+    Column("Sent in all", lambda m, d: size(m["cost"]["bytes_up_total"])),
 )
 
 

@@ -37,7 +37,7 @@ def status(results: Results) -> Status:
 
 def calibrated(scores: dict[str, Any]) -> bool:
     """Whether the samples show no sign of miscalibration: the 95 % interval of the ECE reaches down to 0."""
-    return scores.get("ece_low") is not None and scores["ece_low"] <= 0
+    return scores["ece_low"] is not None and scores["ece_low"] <= 0
 
 
 def headline(results: Results) -> list[str]:
@@ -98,9 +98,8 @@ def _change(results: Results, name: str) -> str:
                 text = f"{what} rises {span}"
             case _:
                 text, doubt = f"{what} goes {span}", " The samples are too few to prove that the error changed."
-    floor = after.get("ece_floor")
-    text += "" if floor is None else f"; a perfectly calibrated model would show {percent(floor, d, sign=True)} here"
-    return f"{text}.{doubt}"
+    floor = percent(after["ece_floor"], d, sign=True)
+    return f"{text}; a perfectly calibrated model would show {floor} here.{doubt}"
 
 
 def _accuracy(results: Results, name: str) -> str:
@@ -141,17 +140,14 @@ def _worse(results: Results) -> str:
 
 
 def _clients(results: Results, name: str) -> str:
-    """All test samples, each under its client's personal scaler; the mean over clients where that was not measured."""
-    d, method = digits(results), results["methods"][name]
-    if (own := method.get("pooled_own")) and own["ece"] is not None and name != BASELINE:
+    """All test samples, each under its client's personal scaler; of no calibration the mean over clients."""
+    d, own = digits(results), results["methods"][name]["pooled_own"]
+    if name != BASELINE:
         return (
             f"With each client's personal scaler, accuracy is {percent(own['accuracy'], d, sign=True)} and the ECE "
             f"{percent(own['ece'], d, sign=True)} (a perfect model: {percent(own['ece_floor'], d, sign=True)})."
         )
-    own = method["own"]
-    if own.get("ece") is None:
-        return ""
-    value, floor = (percent(own.get(key), d, sign=True) for key in ("ece", "ece_floor"))
+    value, floor = (percent(results["methods"][name]["own"][key], d, sign=True) for key in ("ece", "ece_floor"))
     return f"At the clients, the mean ECE is {value} (a perfect model: {floor})."
 
 

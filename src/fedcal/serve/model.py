@@ -25,7 +25,7 @@ from fedcal.base.checks import check_kind, log_probs, two_columns, within_spread
 from fedcal.base.last_layer import with_features
 from fedcal.base.logits import keep_order, ordered_softmax
 from fedcal.base.store import write_bytes
-from fedcal.errors import FedCalError, reason_of, unknown
+from fedcal.errors import FedCalError, check_known, reason_of
 from fedcal.protocol import Scaler
 
 OUTPUTS = ("probabilities", "logits")
@@ -71,8 +71,7 @@ class CalibratedModel(nn.Module):
             raise FedCalError(f"model must be a torch.nn.Module that returns scores, not {type(model).__name__}")
         if not isinstance(scaler, Scaler):
             raise FedCalError(f"scaler must be what fedcal.calibrate returns, not {type(scaler).__name__}")
-        if output not in OUTPUTS:
-            raise unknown("output", output, OUTPUTS)
+        check_known("output", output, OUTPUTS)
         self.model = with_features(model) if scaler.method.takes == "features" else model
         self.scaler = ScalerModule(scaler, client, bool(scaler.probs if probs is None else check_kind(probs)))
         self.output = output

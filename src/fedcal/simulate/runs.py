@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fedcal import __version__
 from fedcal.base.lock import locked
 from fedcal.base.run_log import append_round, read_rounds
 from fedcal.base.store import RESULTS_SCHEMA, finite, read_json, write_bytes, write_json, write_tensors
@@ -181,7 +182,7 @@ def summarise(state: Federation, measured: dict[str, Measured]) -> Results:
     return finite(
         {
             "schema": RESULTS_SCHEMA,
-            "fedcal": _version(),
+            "fedcal": __version__,
             "torch": torch.__version__.split("+")[0],
             "device": config.device,
             "config": {k: v for k, v in config.to_dict().items() if k not in (*MACHINE, "schema")},
@@ -255,12 +256,6 @@ def _bins(bins: Reliability) -> dict[str, list[float]]:
 def _notes(ledger: Ledger) -> dict[str, float]:
     """Each remark's mean over all updates: the share of units that matching moved, of clients without a fit, …"""
     return {name: total / ledger.updates for name, total in sorted(ledger.notes.items())}
-
-
-def _version() -> str:
-    from fedcal import __version__
-
-    return __version__
 
 
 # --- the folder ----------------------------------------------------------------------------------------------------

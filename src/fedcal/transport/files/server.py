@@ -17,7 +17,7 @@ from fedcal.base.lock import locked
 from fedcal.base.schema import NAME, ListOf, Record, check
 from fedcal.base.store import check_outputs, read_bytes, read_json, regular_size, write_bytes, write_json
 from fedcal.data.samples import name_columns
-from fedcal.errors import FedCalError, counted, error_context, unknown
+from fedcal.errors import FedCalError, check_known, counted, error_context
 from fedcal.methods import get_method
 from fedcal.protocol import Reply, Scaler, Server
 from fedcal.protocol.checks import check_bytes, check_client_name, outliers
@@ -126,8 +126,7 @@ def _receive(federation: ServerFolder, replies: Sequence[Path], without: Sequenc
         rounds = counted(server.ledger.rounds, "round")
         raise FedCalError(f"{folder} is done after {rounds}: its scaler is {federation.output}")
     for site in without:
-        if site not in federation.sites:
-            raise unknown("site", site, federation.sites)
+        check_known("site", site, federation.sites)
     begins_again = server.drop(without)
     if not federation.sites:
         raise FedCalError("no site is left: keep at least one")
@@ -213,8 +212,7 @@ def _read_replies(federation: ServerFolder, paths: Sequence[Path]) -> dict[str, 
         check_bytes(str(path), size, server.example, server.plan.method.needs_pooled_data)
         with error_context(path):
             site, reply = unpack_reply(read_bytes(path))
-            if site not in sites:
-                raise unknown("site", site, sites)
+            check_known("site", site, sites)
             if site in found:
                 raise FedCalError(f"a second reply of {site}: give one of each site")
         found[site] = reply

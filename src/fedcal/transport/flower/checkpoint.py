@@ -29,13 +29,9 @@ from fedcal.transport.journal import Journal
 SCHEMA = 3
 ENTRY = Record({"phase": Exactly(("training", "calibration", "evaluation")), "round": COUNT}, open=True)
 FAULT = Record({**ENTRY.fields, "reason": Text(any=True)}, open=True)
-LOG = Record(
-    {"rounds": ListOf(ENTRY), "faults": ListOf(FAULT), "names": MapOf(Text(any=True))}, optional={"measuring": Truth()}
-)
-TRAINING = Record(
-    {"schema": Exactly((SCHEMA,)), "training": COUNT, "inner": MapOf(Anything()), "server": MapOf(Anything())},
-    optional={"secure": Truth()},
-)
+LOG = Record({"rounds": ListOf(ENTRY), "faults": ListOf(FAULT), "names": MapOf(Text(any=True)), "measuring": Truth()})
+STATE = MapOf(Anything())  # of the strategy or the server, which check it themselves
+TRAINING = Record({"schema": Exactly((SCHEMA,)), "training": COUNT, "inner": STATE, "server": STATE, "secure": Truth()})
 
 
 class Checkpoint:
@@ -91,8 +87,8 @@ class Checkpoint:
             raise FedCalError(f"{self.folder} is of another version of fedcal: delete it, or use another folder")
         try:
             check(about, TRAINING, path.name)
-            if about.get("secure", False) != self.secure:  # nodes would send openly what they have masked before
-                raise FedCalError(f"the run began {'with' if about.get('secure') else 'without'} secure aggregation")
+            if about["secure"] != self.secure:  # nodes would send openly what they have masked before
+                raise FedCalError(f"the run began {'with' if about['secure'] else 'without'} secure aggregation")
             check_finite(unnest("model", tensors))
             server.load_state_dict({"tensors": unnest("server", tensors), "about": about["server"]})
             written = read_json(self.folder / "log.json")

@@ -1,4 +1,4 @@
-"""What a node measures, on its way to the server: sums of constant size, as bytes."""
+"""What a node measures, on its way to the server: sums of constant size."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from fedcal.errors import FedCalError
 from fedcal.measure.paired import Paired, comparable
 from fedcal.measure.tally import Tally
 from fedcal.measure.views import Measured
-from fedcal.protocol.wire import pack, unpack
 from fedcal.transport.flower.records import VIEWS
-
-
-def pack_measured(client: str, measured: Measured) -> bytes:
-    """Return what a node measured as bytes."""
-    return pack(measured_arrays(client, measured), {})
 
 
 def measured_arrays(client: str, measured: Measured) -> Params:
@@ -25,15 +19,6 @@ def measured_arrays(client: str, measured: Measured) -> Params:
     for view, tallies in measured.tallies.items():
         arrays |= nest(view, tallies[client].to_arrays())
     return arrays | (nest("paired", measured.paired.to_arrays()) if measured.paired else {})
-
-
-def unpack_measured(client: str, data: bytes, n_classes: int, n_bins: int) -> Measured:
-    """Read back what a node measured.
-
-    Raises:
-        FedCalError: where sums are missing, damaged, or contradict each other.
-    """
-    return measured_of(client, unpack(data)[0], n_classes, n_bins)
 
 
 def measured_of(client: str, arrays: Params, n_classes: int, n_bins: int) -> Measured:

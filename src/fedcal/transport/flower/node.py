@@ -132,12 +132,12 @@ class Node:
             stages, masked, openly = reply_to_stages(self.context, str(self.about[STAGES]), sums, shares)
             return record_of(masked, client=self.name, stages=stages, openly=openly)
         if self.phase == "measure":
-            from fedcal.transport.flower.measured import pack_measured
+            from fedcal.transport.flower.measured import measured_arrays
 
             measured = self._measure()
-            private = isinstance(measured, Reply)
-            data = pack_reply(measured, self.name) if private else pack_measured(self.name, measured)
-            return record_of(data, client=self.name)
+            if isinstance(measured, Reply):
+                return record_of(pack_reply(measured, self.name), client=self.name)
+            return record_of(pack(measured_arrays(self.name, measured), {}), client=self.name)
         plan, request = unpack_request(self.data)
         return self._reply(plan, request, self._frozen(plan))
 

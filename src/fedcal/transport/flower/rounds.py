@@ -17,8 +17,8 @@ from fedcal.measure.noised import noised_tally
 from fedcal.measure.views import Measured, add_up
 from fedcal.protocol import Privacy, Reply, Request, Server
 from fedcal.protocol.checks import FAR, check_reply, of_others
-from fedcal.protocol.wire import pack_request, unpack_reply
-from fedcal.transport.flower.measured import unpack_measured
+from fedcal.protocol.wire import pack_request, unpack, unpack_reply
+from fedcal.transport.flower.measured import measured_of
 from fedcal.transport.flower.records import (
     MEASURED,
     PRIVATE_VIEWS,
@@ -97,7 +97,9 @@ class Rounds:
         records, cost = self.nodes.ask(frozen, dict.fromkeys(nodes, frozen.request("measure", data, n_bins)))
         if server.privacy:
             return self._measured_privately(server, server.privacy, records, cost, n_bins)
-        found = self.nodes.read_each(records, lambda name, record: unpack_measured(name, data_of(record), k, n_bins))
+        found = self.nodes.read_each(
+            records, lambda name, record: measured_of(name, unpack(data_of(record))[0], k, n_bins)
+        )
         self._end(found, {node: highest_loss(one) for node, one in found.items()}, cost)
         if not found:
             return Measured({})
