@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from scipy.special import expit
+from scipy.special import expit, logit
 from scipy.stats import chi2, norm
 
 import fedcal
@@ -76,6 +76,20 @@ def test_the_curve_of_few_different_scores_goes_through_the_rate_at_each(scores)
     gap = np.abs(expit(x) - observed[group])
     assert found["ici"].value == pytest.approx(gap.mean(), abs=1e-6)
     assert found["brier_calibration"].value == pytest.approx((gap**2).mean(), abs=1e-6)
+
+
+def test_equal_scores_stay_equal_however_samples_are_divided_into_sites():
+    """The means of cases and of others differed by 3e-18: four scores were taken for five, and the ICI for 24.6 %."""
+    rng, rates = np.random.default_rng(64), np.array([0.1, 0.6, 0.3, 0.9])
+    scores = logit(np.sort(rng.choice(np.arange(1, 100), 4, replace=False) / 100))
+    group = rng.choice(4, 400, p=[0.6, 0.2, 0.1, 0.1])
+    y = (rng.random(400) < rates[group]).astype(int)
+    x, observed = scores[group], np.array([y[group == one].mean() for one in range(4)])
+    for parts in (sums(x, y), sums(x[:150], y[:150]) + sums(x[150:], y[150:])):
+        points = parts.points(0)
+        assert len(np.unique(points.x)) == 4
+        found = curve_errors(points, Curve.of(points), intervals=False)["ici"].value
+        assert found == pytest.approx(np.abs(expit(x) - observed[group]).mean(), abs=1e-6)
 
 
 def grades(scores, events, of):
