@@ -218,6 +218,14 @@ def test_a_single_surprise_blames_few_calibrated_models(mean):
     assert np.mean(np.array(found) < 0.0025) <= 0.008
 
 
+def test_a_model_without_surprise_is_not_blamed_for_being_sure():
+    """All are right, as they should be: p was 7e-7, and the verdict "The model is not calibrated."."""
+    for sure in (1e-4, 1e-9, 0.0):
+        y = np.arange(20) % 2
+        result = fedcal.evaluate({"a": (np.where(y == 1, 1 - sure, sure), y)}, probs=True)
+        assert result.pooled["tests"]["score"]["p"] > 0.99 and "cannot be judged" in result.verdict[0]
+
+
 def test_discrimination_is_at_most_the_variance_of_an_outcome():
     """Scores that are all but equal leave its error so large that a factor of it means nothing."""
     rng = np.random.default_rng(0)
