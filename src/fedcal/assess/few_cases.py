@@ -1,6 +1,7 @@
 """Wider intervals where a class has few cases, or few samples are not of it: those for many samples hold too seldom there.
 
-So they do where few samples are in the wrong order: of a model that is very sure and nearly always right.
+So they do where few samples are in the wrong order: of a model that is very sure and nearly always right. And so do those of
+quantiles if a model gives few different scores.
 """
 
 from __future__ import annotations
