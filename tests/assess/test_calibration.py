@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from scipy.special import expit
+from scipy.special import expit, logit
 from scipy.stats import chi2, norm
 
 import fedcal
@@ -76,6 +76,20 @@ def test_the_curve_of_few_different_scores_goes_through_the_rate_at_each(scores)
     gap = np.abs(expit(x) - observed[group])
     assert found["ici"].value == pytest.approx(gap.mean(), abs=1e-6)
     assert found["brier_calibration"].value == pytest.approx((gap**2).mean(), abs=1e-6)
+
+
+def test_equal_scores_stay_equal_however_samples_are_divided_into_sites():
+    """The means of cases and of others differed by 3e-18: four scores were taken for five, and the ICI for 24.6 %."""
+    rng, rates = np.random.default_rng(64), np.array([0.1, 0.6, 0.3, 0.9])
+    scores = logit(np.sort(rng.choice(np.arange(1, 100), 4, replace=False) / 100))
+    group = rng.choice(4, 400, p=[0.6, 0.2, 0.1, 0.1])
+    y = (rng.random(400) < rates[group]).astype(int)
+    x, observed = scores[group], np.array([y[group == one].mean() for one in range(4)])
+    for parts in (sums(x, y), sums(x[:150], y[:150]) + sums(x[150:], y[150:])):
+        points = parts.points(0)
+        assert len(np.unique(points.x)) == 4
+        found = curve_errors(points, Curve.of(points), intervals=False)["ici"].value
+        assert found == pytest.approx(np.abs(expit(x) - observed[group]).mean(), abs=1e-6)
 
 
 def grades(scores, events, of):
@@ -202,6 +216,14 @@ def test_a_single_surprise_blames_few_calibrated_models(mean):
         found.append(score_test(Points(x, (rng.random(100) < expit(x)).astype(float), np.ones(100)))[2])
     assert np.mean(np.array(found) < 0.05) <= 0.06
     assert np.mean(np.array(found) < 0.0025) <= 0.008
+
+
+def test_a_model_without_surprise_is_not_blamed_for_being_sure():
+    """All are right, as they should be: p was 7e-7, and the verdict "The model is not calibrated."."""
+    for sure in (1e-4, 1e-9, 0.0):
+        y = np.arange(20) % 2
+        result = fedcal.evaluate({"a": (np.where(y == 1, 1 - sure, sure), y)}, probs=True)
+        assert result.pooled["tests"]["score"]["p"] > 0.99 and "cannot be judged" in result.verdict[0]
 
 
 def test_discrimination_is_at_most_the_variance_of_an_outcome():

@@ -1,6 +1,7 @@
 """Wider intervals where a class has few cases, or few samples are not of it: those for many samples hold too seldom there.
 
-So they do where few samples are in the wrong order: of a model that is very sure and nearly always right.
+So they do where few samples are in the wrong order: of a model that is very sure and nearly always right. And so do those of
+quantiles if a model gives few different scores.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from scipy.special import expit, logit
+import numpy as np
+from scipy.special import expit, logit, ndtri
 from scipy.stats import t as student
 
 from fedcal.assess.discrimination import newcombe
-from fedcal.assess.intervals import Estimate, Z
+from fedcal.assess.intervals import Estimate, Z, wilson
+from fedcal.assess.regression import KNOTS, quantiles
+from fedcal.assess.sums import Points
 
 FEW = 30  # of the smaller class, or in the wrong order, below which DeLong's interval of the AUROC held in 86 to 93 %
 OF_WRONG = 2.0  # degrees of freedom that each sample in the wrong order counts
@@ -58,6 +62,32 @@ def widened(
     if min(fewer, wrong) < FEW:
         delong, other = found["auroc"], newcombe(found["auroc"].value, positives, negatives)
         wider["auroc"] = Estimate(delong.value, min(delong.low, other.low), max(delong.high, other.high))
+    return {**found, **wider}
+
+
+def widened_quantiles(found: Mapping[str, Estimate], points: Points) -> dict[str, Estimate]:
+    """E50 and E90 with wider intervals if there are few different scores, such as those of risk groups.
+
+    A quantile of few errors is the error of one group, which may be far off alone, and a few samples more in a group make it
+    that of another one. So the intervals also hold the quantiles of the groups' own ends (Wilson's), at levels that allow for
+    the groups' sizes. The lower ends hold for all groups at once: that any group is off by chance must be rare.
+
+    Args:
+        found: the measures of a class.
+        points: of the class.
+    """
+    scores, group = np.unique(points.x, return_inverse=True)
+    if len(scores) > len(KNOTS) or not math.isfinite(found["e50"].low):
+        return dict(found)
+    p, size, events = expit(scores), np.bincount(group, points.w), np.bincount(group, points.w * points.y)
+    one, every = wilson(events, size), wilson(events, size, float(ndtri(1 - 0.0125 / len(scores))))
+    least, most = np.maximum(np.maximum(p - every.high, every.low - p), 0.0), np.maximum(p - one.low, one.high - p)
+    wider = {}
+    for name, level in (("e50", 0.5), ("e90", 0.9)):
+        value, low, high = found[name]
+        reach = Z * math.sqrt(level * (1 - level) / size.sum())
+        ends = [quantiles(gap, size, np.array([at]))[0] for gap, at in ((least, level - reach), (most, level + reach))]
+        wider[name] = Estimate(value, min(low, float(ends[0])), max(high, float(ends[1])))
     return {**found, **wider}
 
 

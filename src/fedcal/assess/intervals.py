@@ -33,11 +33,11 @@ class Estimate(NamedTuple):
 UNKNOWN = Estimate(math.nan)
 
 
-def wilson(part: Any, whole: Any) -> Estimate:
+def wilson(part: Any, whole: Any, z: float = Z) -> Estimate:
     """A proportion by Wilson's score interval."""
     whole = np.where(np.asarray(whole) > 0, whole, math.nan)
-    share, z2 = part / whole, Z * Z / whole
-    middle, reach = (share + z2 / 2) / (1 + z2), Z * np.sqrt(share * (1 - share) / whole + z2 / whole / 4) / (1 + z2)
+    share, z2 = part / whole, z * z / whole
+    middle, reach = (share + z2 / 2) / (1 + z2), z * np.sqrt(share * (1 - share) / whole + z2 / whole / 4) / (1 + z2)
     low, high = np.minimum(middle - reach, share), np.maximum(middle + reach, share)
     return Estimate(share, np.maximum(low, 0.0), np.minimum(high, 1.0))
 

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from fedcal.assess.bias import biases
 from fedcal.assess.calibration import ERRORS, brier_parts, curve_errors, observed_to_expected, smooth_ece
 from fedcal.assess.discrimination import Decisions, auprc, auroc, decisive
-from fedcal.assess.few_cases import widened
+from fedcal.assess.few_cases import widened, widened_quantiles
 from fedcal.assess.influence import influences
 from fedcal.assess.intervals import UNKNOWN, Estimate, mean, wilson
 from fedcal.assess.mean_errors import mean_errors
@@ -58,7 +58,7 @@ def measure(
     curve = Curve.of(points)
     found["smooth_ece"] = smooth_ece(points, curve)
     if sums.n_classes == 2:
-        more = _single(sums, 0, one_class(sums, 0, asked[0], min_count, points, curve))
+        more = _single(sums, 0, one_class(sums, 0, asked[0], min_count, points, curve), points)
         about |= about_class(sums, 0, asked, min_count, points, curve)
     else:
         fits = [_curve(sums, row, detail) for row in range(last)]
@@ -66,7 +66,8 @@ def measure(
         more = over_classes(sums, each, fits)
         if detail:
             about["classes"] = {
-                name: about_class(sums, row, asked, min_count, *fits[row]) | to_json(_single(sums, row, each[row]))
+                name: about_class(sums, row, asked, min_count, *fits[row])
+                | to_json(_single(sums, row, each[row], fits[row][0]))
                 for row, name in enumerate(names)
             }
         about |= {
@@ -80,10 +81,10 @@ def measure(
     return about | to_json(found | more)
 
 
-def _single(sums: ScoreSums, row: int, found: dict[str, Estimate]) -> dict[str, Estimate]:
+def _single(sums: ScoreSums, row: int, found: dict[str, Estimate], points: Points) -> dict[str, Estimate]:
     """A class's measures by themselves. Means over classes have rules of their own where cases are few (`CASES`)."""
     negatives, positives = sums.counts(row)
-    return widened(found, positives, negatives, decisive(sums, row))
+    return widened_quantiles(widened(found, positives, negatives, decisive(sums, row)), points)
 
 
 def _curve(sums: ScoreSums, row: int, detail: bool) -> tuple[Points, Curve | None]:

@@ -175,7 +175,8 @@ def score_test(points: Points) -> tuple[float, int, float]:
     """Rao's score test that the probabilities are right, against the spline's alternatives: χ², degrees of freedom, and p.
 
     Where an outcome is rare, or the model sure, the statistic varies more than χ² does: a single surprise can make it large.
-    So p is that of a scaled χ² with the statistic's exact mean and variance (of probabilities that are right).
+    So p is that of a scaled χ² with the statistic's exact mean and variance (of probabilities that are right). If hardly any
+    surprise is expected, that one is nearly always close to 0, which the statistic is not: p is at least the usual one.
     """
     design, p, spread = basis(points.x, choose_knots(points)), expit(points.x), outcome_variance(points.x)
     scale = np.sqrt(np.maximum((design**2 * points.w[:, None]).sum(0), 1e-300))
@@ -189,7 +190,8 @@ def score_test(points: Points) -> tuple[float, int, float]:
     # Its variance is 2 · freedom, as χ² has, and the outcomes' fourth cumulants by their leverages.
     extra = float(points.w * spread * (1 - 6 * spread) @ leverage**2)
     stretch = max(1 + extra / (2 * freedom), 1.0)
-    return statistic, freedom, float(chi2.sf(statistic / stretch, freedom / stretch))
+    usual, scaled = chi2.sf([statistic, statistic / stretch], [freedom, freedom / stretch])
+    return statistic, freedom, float(max(usual, scaled))
 
 
 def spiegelhalter(points: Points) -> float:

@@ -159,9 +159,11 @@ class ScoreSums:
         at = grid(self.n_classes)
         outcome, bins = self.moments[row, :, :, 0].nonzero()
         count, one, two = self.moments[row, outcome, bins].T
-        mean = one / count
-        spread = np.sqrt(np.maximum(two / count - mean * mean, 0.0))
+        mean, spread = _mean_and_spread(count, one, two)
         several = spread > TIED
+        # A score that both outcomes have is one number: their means differ by rounding, and with how samples were added.
+        at_all, apart = _mean_and_spread(*self.moments[row].sum(axis=0)[bins].T)
+        mean = np.where(apart > TIED, mean, at_all)
         offset = np.concatenate([np.where(several, mean - spread, mean), (mean + spread)[several]])
         weight = np.concatenate([np.where(several, count / 2, count), count[several] / 2])
         where = np.concatenate([bins, bins[several]])
@@ -276,6 +278,12 @@ class ScoreSums:
         return all((part <= of).all() for part, of in pairs) and (
             not exact or bool((self.joint <= whole.joint * (1 + SLACK) + SLACK).all())
         )
+
+
+def _mean_and_spread(count: np.ndarray, one: np.ndarray, two: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation from sums."""
+    mean = one / count
+    return mean, np.sqrt(np.maximum(two / count - mean * mean, 0.0))
 
 
 def parts_of(n_classes: int) -> tuple[str, ...]:
