@@ -97,7 +97,7 @@ def find_classes(labels: Iterable[np.ndarray], n_classes: int, classes: Any = No
     if found.dtype.kind == "U":
         if len(found) != n_classes:
             raise FedCalError(
-                f"{counted(len(found), 'different label')} for {n_classes} columns ({_listed(found)}): "
+                f"{counted(len(found), 'different label')} for {n_classes} columns ({listed(found)}): "
                 f"use 0..{n_classes - 1}, or give `classes` (--classes at the command line), the label of each column"
             )
         if all(label.isdecimal() for label in found) and sorted(found, key=int) != found.tolist():
@@ -108,7 +108,7 @@ def find_classes(labels: Iterable[np.ndarray], n_classes: int, classes: Any = No
     return None  # `check_labels` names the one that is wrong
 
 
-def _listed(found: np.ndarray) -> str:
+def listed(found: np.ndarray) -> str:
     """The first and the last few labels: what is not meant to be one, such as NA, is often among them."""
     names = [name[:20] for name in found.tolist()]
     return ", ".join(names if len(names) <= 6 else [*names[:3], "…", *names[-3:]])

@@ -21,6 +21,7 @@ from fedcal.cli.options import (
     Quiet,
     Seed,
     Spec,
+    agreed_classes,
     kind_of,
     parse_classes,
     sets_options,
@@ -188,7 +189,7 @@ def apply(
     rows = read_rows(file, kind_of(probs), max_bytes)
     if own and rows.sites is None:
         raise FedCalError(f"{file}: --own needs a column `site`; pass --client NAME if all rows are of one site")
-    logits, named = rows.logits, parse_classes(classes)
+    logits, named = rows.logits, agreed_classes(classes, calibration.classes)
     names = calibration.classes if named is None else check_classes(named, logits.shape[1]).tolist()
     calibrated = np.empty_like(logits)
     members = np.empty(logits.shape, bool) if sets or alpha is not None else None
