@@ -72,6 +72,10 @@ def check_classes(classes: Any, n_classes: int) -> np.ndarray:
     given = as_labels(classes, "classes") if flat else np.zeros(0)
     if flat and given.dtype.kind != "b" and any(isinstance(label, bool | np.bool_) for label in classes):
         raise FedCalError(f"classes have True and False among numbers, {reprlib.repr(classes)}: use one kind of labels")
+    if len(given) == len(np.unique(given)) > n_classes:
+        raise FedCalError(
+            f"{counted(n_classes, 'column')} for {len(given)} classes ({listed(given)}): give each class its column"
+        )
     if len(given) != n_classes or len(np.unique(given)) != n_classes:
         raise FedCalError(
             f"classes must be a list of {n_classes} different labels, as many as there are columns, "

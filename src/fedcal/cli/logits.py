@@ -190,7 +190,7 @@ def apply(
     if own and rows.sites is None:
         raise FedCalError(f"{file}: --own needs a column `site`; pass --client NAME if all rows are of one site")
     logits, named = rows.logits, agreed_classes(classes, calibration.classes)
-    names = calibration.classes if named is None else check_classes(named, logits.shape[1]).tolist()
+    names = check_classes(named, logits.shape[1]).tolist() if classes and named else calibration.classes
     calibrated = np.empty_like(logits)
     members = np.empty(logits.shape, bool) if sets or alpha is not None else None
     for site, chosen in rows.by_site("").items() if own else [(client, slice(None))]:
