@@ -189,6 +189,15 @@ def test_columns_in_another_order_than_the_sorted_labels(place: Path, capsys: py
     fedcal.calibrate([(z, names[y])], "fed-ts")
 
 
+def test_a_site_of_few_samples_is_told_that_they_do_not_count(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("x.npz", logits=Z[:9], labels=Y[:9])
+    command(capsys, "server start srv --classes 3 --sites x")
+    reply = "client reply srv/request-0001.safetensors x.npz --out a"
+    assert "a is for the server.\n" in command(capsys, reply)
+    said = command(capsys, f"{reply} --min-count 10")
+    assert "a is for the server, without x's samples: 9 are fewer than the policy's min_count, 10." in said
+
+
 def test_the_page_says_what_it_measures_and_its_commands_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     for name, share in (("north", 0.2), ("south sea", 0.6)):

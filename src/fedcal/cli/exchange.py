@@ -178,7 +178,8 @@ def client_reply(
     if labels is None:
         raise FedCalError(f"{file}: no labels: add an array `labels`, or a column `label`")
     path = reply(request, (logits, labels), name, _state(state, file, name), out_file, were_probs, rules, join)
-    print(printable(f"{path} is for the server."))
+    few = f", without {name}'s samples: {len(labels)} are fewer than the policy's min_count, {rules.min_count}"
+    print(printable(f"{path} is for the server{few if len(labels) < rules.min_count else ''}."))
 
 
 @client_app.command("finish")

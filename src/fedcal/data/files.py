@@ -95,6 +95,11 @@ def fetch(
     home = folder(data_dir) / source.folder
     good = {finding.file for finding in verify(name, data_dir) if finding.ok}
     wanted = [d for d in source.downloads if not good.issuperset(file.name for file in d.files)]
+    if wanted:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FedCalError(f"cannot write {home}: {error.strerror or error}; choose another --data-dir") from None
     urls = [f"{base_url.rstrip('/')}/{d.name}" if base_url else d.url for d in wanted]
     pooch.get_logger().setLevel("WARNING")  # the bar says it already
     columns = (
