@@ -152,7 +152,7 @@ LOGITS_AND_LABELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "classes too many": (
         lambda: fedcal.calibrate([(LOGITS, LABELS)], classes=["a", "b", "c", "d"]),
-        "3 different labels, as many as there are columns, not ['a', 'b', 'c', 'd']",
+        "3 columns for 4 classes (a, b, c, d): give each class its column",
     ),
     "option unknown": (
         lambda: calibrate(method="fedcal", hiden=3),

@@ -9,7 +9,8 @@ from scipy.special import expit
 from fedcal.assess.bias import biases
 from fedcal.assess.discrimination import auprc
 from fedcal.assess.intervals import UNKNOWN, Estimate
-from fedcal.assess.regression import intercept, slope
+from fedcal.assess.regression import intercept, slope, with_slope
+from fedcal.assess.sums import Points
 from scores import sums
 
 
@@ -47,3 +48,19 @@ def test_where_there_is_nothing_to_tell():
     known = dict.fromkeys(("calibration_intercept", "calibration_slope"), Estimate(0.0))
     assert biases(sums(np.zeros(4), [1, 1, 0, 0]).points(0), known, None)["calibration_intercept"] == pytest.approx(0)
     assert biases(sums(np.zeros(4), [1, 1, 1, 1]).points(0), unknown, None) == {"brier_discrimination": 0}
+
+
+def test_the_bias_of_a_steep_slope_does_not_depend_on_where_the_log_odds_lie():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=4000)  # probabilities that differ by less than a thousandth: the slope is about 1000
+    y = (rng.random(4000) < expit(z - 0.7)).astype(int)
+    steep, plain = (Points(x, y, np.ones(4000)) for x in (1e-3 * z - 0.7, z))
+    found: list[dict[str, Estimate]] = [
+        {"calibration_intercept": intercept(one), "calibration_slope": slope(one)} for one in (steep, plain)
+    ]
+    right = [
+        with_slope(one, value["calibration_slope"].value) for one, value in zip((steep, plain), found, strict=True)
+    ]
+    np.testing.assert_allclose(right[0], right[1], atol=1e-9)
+    bias = [biases(one, value, None)["calibration_slope"] for one, value in zip((steep, plain), found, strict=True)]
+    assert 1e-3 * bias[0] == pytest.approx(bias[1], rel=1e-6)

@@ -45,3 +45,8 @@ def test_wrong_probabilities_of_classes_are_found_though_the_confidence_is_right
     assert next_steps(status(result.pooled, result.sites, result.groups), False, False, True)[0][0].startswith(
         "Calibrate"
     )
+    missed = np.flatnonzero(labels == order[:, 0])[:5]  # as by small forests: outcomes with a probability of 0
+    wrong[missed, labels[missed]] = -100
+    result = fedcal.evaluate({"a": (wrong, labels)})
+    assert result.pooled["ici"]["low"] is None and result.pooled["tests"]["score"]["p"] > 0.05
+    assert result.verdict[0] == "The confidence is right overall, but the probabilities of the classes are not."

@@ -152,6 +152,43 @@ def test_a_single_score_of_the_first_of_two_words(place: Path, capsys: pytest.Ca
         command(capsys, "client reply srv/request-0001.safetensors x.npz")
 
 
+def test_columns_in_another_order_than_the_sorted_labels(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model with classes owl, cat, dog: sorted, its columns would be taken for those of cat, dog, owl."""
+    rng = np.random.default_rng(0)
+    y = rng.choice(3, 600, p=[0.7, 0.25, 0.05])
+    z, names = 2 * (2 * np.eye(3)[y] + rng.normal(size=(600, 3))), np.array(["owl", "cat", "dog"])
+    np.savez("x.npz", logits=z, labels=names[y])
+    with pytest.warns(FedCalWarning, match="for 2 more of 3 classes: .* for cat, dog, owl .labels were sorted."):
+        command(capsys, "calibrate x.npz --method fed-ts --out cal")
+    with pytest.warns(FedCalWarning, match="labels were sorted"):
+        fedcal.calibrate([(z, names[y])], "fed-ts")
+    command(capsys, "calibrate x.npz --method fed-ts --classes owl,cat,dog --out right")  # without a warning
+    command(capsys, "server start srv --classes cat,dog,owl --sites x")
+    with pytest.warns(FedCalWarning, match="write the file"):
+        command(capsys, "client reply srv/request-0001.safetensors x.npz")
+    for text in (
+        "client reply srv/request-0001.safetensors x.npz",
+        "client finish cal/scaler.safetensors x.npz --out y",
+        "client evaluate x.npz --scaler cal/scaler.safetensors --out y",
+        "evaluate x.npz --scaler cal/scaler.safetensors",
+        "apply cal/scaler.safetensors x.npz --out y.npz",
+        "monitor sums x.npz --scaler cal/scaler.safetensors --out y",
+    ):
+        said = command(capsys, f"{text} --classes owl,cat,dog", code=2)
+        assert "--classes owl,cat,dog: the order is cat,dog,owl: write the file's columns in this one" in said
+    z[:] = rng.normal(size=3)  # a model that says the same of everybody agrees with any order
+    fedcal.calibrate([(z, names[y])], "fed-ts")
+
+
+def test_a_site_of_few_samples_is_told_that_they_do_not_count(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("x.npz", logits=Z[:9], labels=Y[:9])
+    command(capsys, "server start srv --classes 3 --sites x")
+    reply = "client reply srv/request-0001.safetensors x.npz --out a"
+    assert "a is for the server.\n" in command(capsys, reply)
+    said = command(capsys, f"{reply} --min-count 10")
+    assert "a is for the server, without x's samples: 9 are fewer than the policy's min_count, 10." in said
+
+
 def test_the_page_says_what_it_measures_and_its_commands_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     for name, share in (("north", 0.2), ("south sea", 0.6)):

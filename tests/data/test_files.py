@@ -160,6 +160,13 @@ def test_fetch_replaces_only_what_is_damaged(server, mnist_dir):
     assert all(finding.ok for finding in files.verify("mnist", mnist_dir))
 
 
+def test_a_folder_that_cannot_be_written_is_not_called_a_broken_transfer(server, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FedCalError, match=r"cannot write .*mnist: Not a directory; choose another --data-dir"):
+        files.fetch("mnist", tmp_path / "file")
+    assert server.requests == []
+
+
 def test_a_wrong_checksum_leaves_no_file(server, tmp_path):
     server.served["train-images-idx3-ubyte.gz"] += b"!"
     with pytest.raises(FedCalError, match="do not have SHA-256") as error:

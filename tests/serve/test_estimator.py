@@ -181,6 +181,7 @@ REFUSED = {
     "groups too few": (lambda: FederatedCalibrator().fit(*A, groups=[0, 1]), "2 groups for 300 rows"),
     "groups missing": (lambda: FederatedCalibrator().fit(*A, groups=np.full(300, np.nan)), "groups must be finite"),
     "groups of a list": (lambda: FederatedCalibrator().fit([A], groups=[0]), "groups go with"),
+    "labels beside clients": (lambda: FederatedCalibrator().fit({"a": A}, A[1]), "leave y out"),
     "unknown client": (lambda: FederatedCalibrator().fit({"a": A}).predict(A[0], client="b"), "unknown client 'b'"),
 }
 

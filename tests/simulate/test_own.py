@@ -13,7 +13,7 @@ from torch import nn
 
 import fedcal
 import own_models
-from fedcal import Config, FedCalError
+from fedcal import Config, FedCalError, FedCalWarning
 from fedcal.base.store import read_json, read_tensors, write_json
 from fedcal.simulate import federation
 from fedcal.simulate.own import with_own
@@ -189,6 +189,11 @@ class Late(nn.Module):
         if len(x) > 8:
             raise RuntimeError("too many\nsamples")
         return self.out(x)
+
+
+def test_a_model_that_ends_in_a_softmax_is_said_to() -> None:
+    with pytest.warns(FedCalWarning, match="seems to give probabilities .*; leave out its last softmax"):
+        trained("auto", patients(100), lambda: nn.Sequential(nn.Linear(5, 2), nn.Softmax(1)))
 
 
 @pytest.mark.parametrize(

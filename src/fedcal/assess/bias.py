@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import expit
 
 from fedcal.assess.intervals import Estimate
-from fedcal.assess.regression import Curve, has_both, logistic
+from fedcal.assess.regression import Curve, has_both, with_slope
 from fedcal.assess.sums import Points
 
 
@@ -25,13 +25,11 @@ def biases(points: Points, found: Mapping[str, Estimate], curve: Curve | None) -
     if has_both(points):
         shift, slope = (np.nan_to_num(found[f"calibration_{name}"].value) for name in ("intercept", "slope"))
         x, ones = points.x, np.ones((len(points.x), 1))
-        level = logistic(ones, points.y, points.w, slope * x)
-        start = level.beta[0] if level else 0.0
         known |= {
             "auprc": _auprc(points),
             "calibration_intercept": float(_coefficients(ones, points.w, expit(x + shift))[0]),
             "calibration_slope": float(
-                _coefficients(np.column_stack([ones, x]), points.w, expit(start + slope * x))[1]
+                _coefficients(np.column_stack([ones, x]), points.w, with_slope(points, slope))[1]
             ),
         }
     return {name: value for name, value in known.items() if np.isfinite(value)}

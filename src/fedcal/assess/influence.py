@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import expit
 
 from fedcal.assess.intervals import Estimate
-from fedcal.assess.regression import Curve, has_both, logistic
+from fedcal.assess.regression import Curve, has_both, with_slope
 from fedcal.assess.sums import Points
 
 
@@ -89,8 +89,7 @@ def _auprc(points: Points, value: float) -> np.ndarray:
 def _slope(points: Points, value: float) -> np.ndarray:
     """The slope's, with the level that belongs to it."""
     x, y, w = points.x, points.y, points.w
-    level = logistic(np.ones((len(x), 1)), y, w, value * x)
-    q = expit((level.beta[0] if level else 0.0) + value * x)
+    q = with_slope(points, value)
     spread = w * q * (1 - q)
     centre = spread @ x / max(float(spread.sum()), 1e-300)
     return (y - q) * (x - centre)

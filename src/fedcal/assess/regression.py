@@ -81,6 +81,14 @@ def slope(points: Points) -> Estimate:
     return fit.estimate(1) if fit else UNKNOWN
 
 
+def with_slope(points: Points, value: float) -> np.ndarray:
+    """The probabilities with this slope, at the level that belongs to it."""
+    # A steep slope away from 0 gives probabilities of 0 or 1, from which Newton's steps do not start: hence centred.
+    eta = value * (points.x - np.average(points.x, weights=points.w))
+    level = logistic(np.ones((len(eta), 1)), points.y, points.w, eta)
+    return expit(eta + (level.beta[0] if level else 0.0))
+
+
 def quantiles(x: np.ndarray, w: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Weighted quantiles: the value at which the sum of weights first reaches each share."""
     order = np.argsort(x, kind="stable")

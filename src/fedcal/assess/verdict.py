@@ -63,9 +63,12 @@ def wrong_classes(pooled: Json) -> list[str]:
     """Of several classes, those whose probabilities are wrong. The score test of all samples sees only the predicted class.
 
     The interval of the classes' mean error must not begin at 0, and the class must fail its own score test. Calibrated models
-    would fail the first alone too often if probabilities are exactly 0, and the second alone if they are sharp.
+    would fail the first alone too often if probabilities are exactly 0, and the second alone if they are sharp. If the mean
+    has no interval, which outcomes at a probability of 0 cause, the class's own interval must not begin at 0.
     """
-    return rejected(pooled["classes"]) if "classes" in pooled and (pooled["ici"]["low"] or 0) > 0 else []
+    classes = pooled.get("classes") or {}
+    mean = pooled["ici"]["low"]
+    return [name for name in rejected(classes) if ((classes[name]["ici"]["low"] if mean is None else mean) or 0) > 0]
 
 
 def worst_class(classes: Sequence[tuple[str, Json]]) -> list[str]:

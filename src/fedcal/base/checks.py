@@ -20,8 +20,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fedcal.base.arrays import Array, as_array, double, namespace
-from fedcal.base.labels import NUMBERS, as_labels, find_classes, refuse_masked, to_columns
+from fedcal.base.arrays import Array, as_array, double, namespace, softmax
+from fedcal.base.labels import NUMBERS, as_labels, find_classes, listed, refuse_masked, to_columns
 from fedcal.errors import FedCalError, FedCalWarning, counted, reason_of, unknown
 
 # How far a logit may lie below its row's top one: squares of more, summed up, would lose all digits of the rest.
@@ -201,24 +201,42 @@ def warn_of_masks(logits: Array) -> None:
         )
 
 
-def warn_if_swapped(samples: Iterable[tuple[Array, Array]], classes: np.ndarray | None) -> None:
-    """Warn where two classes that were named by sorted strings alone are probably in the other order.
+def warn_if_swapped(samples: Iterable[tuple[Array, Array]], classes: np.ndarray | None, *, named: bool = False) -> None:
+    """Warn where the columns are probably in another order than the classes.
 
     Args:
-        samples: each client's (N, 2) logits and columns. Clients are compared within themselves: they may differ in
+        samples: each client's (N, K) logits and columns. Clients are compared within themselves: they may differ in
             both scores and label distribution.
         classes: the label of each column.
+        named: whether a federation's server or the user named them; else they are the sorted labels.
     """
-    if classes is None or classes.dtype.kind != "U" or len(classes) != 2:
+    if classes is None or classes.dtype.kind != "U":
         return
-    agree = [np.zeros(1)]
+    k = len(classes)
+    agree, squares = np.zeros(k), np.zeros(k)  # of each class's probability with its label
     for logits, columns in samples:
         if len(columns):
-            score = np.tanh((logits[:, 1] - logits[:, 0]) / 2)  # P(class 1) - P(class 0): no sample counts for too much
-            agree.append((score - score.mean()) * (columns - columns.mean()))
-    products = np.concatenate(agree)
-    if products.sum() < -SURE * np.sqrt((products**2).sum()):
-        first, second = map(str, classes)
+            p = softmax(logits, 1)  # not logits: no sample counts for too much
+            p = p - p.mean(0)
+            its = p[np.arange(len(p)), columns]
+            share = np.bincount(columns, minlength=k) / len(p)
+            agree += np.bincount(columns, its, k) - share * p.sum(0)  # the sum is 0 but for rounding
+            squares += share**2 * (p**2).sum(0) + (1 - 2 * share) * np.bincount(columns, its**2, k)
+    wrong = np.flatnonzero(agree < -SURE * np.sqrt(squares))
+    if len(wrong) < 2:  # another order moves at least two
+        return
+    first, second = map(str, classes[wrong[:2]])
+    if named or k > 2:
+        source, advice = (
+            ("so the classes were named", "write the file's in this order")
+            if named
+            else ("labels were sorted", "pass classes=[…] (--classes …) in that order")
+        )
+        warn_user(
+            f"scores of {first!r} are lower where the label is {first!r}, and so for {len(wrong) - 1} more of {k} classes: "
+            f"the columns are taken for {listed(classes)} ({source}); if your model's are in another order, {advice}"
+        )
+    else:
         warn_user(
             f"scores are lower where the label is {second!r}: labels were sorted, so that a single score, or the last "
             f"column, is that of {second!r}; if it is that of {first!r}, pass classes=[{second!r}, {first!r}] "

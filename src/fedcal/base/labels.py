@@ -72,6 +72,10 @@ def check_classes(classes: Any, n_classes: int) -> np.ndarray:
     given = as_labels(classes, "classes") if flat else np.zeros(0)
     if flat and given.dtype.kind != "b" and any(isinstance(label, bool | np.bool_) for label in classes):
         raise FedCalError(f"classes have True and False among numbers, {reprlib.repr(classes)}: use one kind of labels")
+    if len(given) == len(np.unique(given)) > n_classes:
+        raise FedCalError(
+            f"{counted(n_classes, 'column')} for {len(given)} classes ({listed(given)}): give each class its column"
+        )
     if len(given) != n_classes or len(np.unique(given)) != n_classes:
         raise FedCalError(
             f"classes must be a list of {n_classes} different labels, as many as there are columns, "
@@ -97,7 +101,7 @@ def find_classes(labels: Iterable[np.ndarray], n_classes: int, classes: Any = No
     if found.dtype.kind == "U":
         if len(found) != n_classes:
             raise FedCalError(
-                f"{counted(len(found), 'different label')} for {n_classes} columns ({_listed(found)}): "
+                f"{counted(len(found), 'different label')} for {n_classes} columns ({listed(found)}): "
                 f"use 0..{n_classes - 1}, or give `classes` (--classes at the command line), the label of each column"
             )
         if all(label.isdecimal() for label in found) and sorted(found, key=int) != found.tolist():
@@ -108,7 +112,7 @@ def find_classes(labels: Iterable[np.ndarray], n_classes: int, classes: Any = No
     return None  # `check_labels` names the one that is wrong
 
 
-def _listed(found: np.ndarray) -> str:
+def listed(found: np.ndarray) -> str:
     """The first and the last few labels: what is not meant to be one, such as NA, is often among them."""
     names = [name[:20] for name in found.tolist()]
     return ", ".join(names if len(names) <= 6 else [*names[:3], "…", *names[-3:]])

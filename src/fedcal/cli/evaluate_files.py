@@ -10,7 +10,7 @@ import typer
 
 from fedcal.base.limits import MOST_BYTES
 from fedcal.cli.logits import out, print_sorted_classes, print_table
-from fedcal.cli.options import ADVANCED, Classes, Files, Kind, MaxBytes, kind_of, parse_classes
+from fedcal.cli.options import ADVANCED, Classes, Files, Kind, MaxBytes, agreed_classes, kind_of
 from fedcal.cli.start import safe
 from fedcal.errors import FedCalError, counted, error_context
 
@@ -83,7 +83,7 @@ def evaluate(
         views["after"] = lambda name, logits: calibration.apply(logits, name if own else None, probs=False)
     with Parts(out, quiet=False) as parts:
         parts.begin("reading file", len(files))
-        meant = parse_classes(classes) or known or None
+        meant = agreed_classes(classes, known)
         read = read_sites(files, kind_of(probs), meant, max_bytes, columns, on_file=parts.step)
         sites = read.samples
         if own and calibration:

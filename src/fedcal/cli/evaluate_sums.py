@@ -22,7 +22,7 @@ from fedcal.cli.evaluate_files import (
 )
 from fedcal.cli.exchange import File, Name, client_app, server_app
 from fedcal.cli.logits import out
-from fedcal.cli.options import Classes, Kind, MaxBytes, kind_of, parse_classes
+from fedcal.cli.options import Classes, Kind, MaxBytes, agreed_classes, kind_of
 from fedcal.cli.start import safe
 from fedcal.errors import FedCalError, counted, printable, unknown
 
@@ -61,7 +61,7 @@ def client_evaluate(
     all_thresholds(thresholds)
     calibration = load_scaler(scaler) if scaler else None
     known = calibration.classes if calibration else ()
-    read = read_sites([file], kind_of(probs), parse_classes(classes) or known or None, max_bytes, group or [])
+    read = read_sites([file], kind_of(probs), agreed_classes(classes, known), max_bytes, group or [])
     name = site or next(iter(read.samples))
     if site is None and len(read.samples) > 1:
         raise FedCalError(f"{file}: {len(read.samples)} sites: choose one with --name, such as --name {name}")

@@ -18,6 +18,7 @@ from fedcal.cli.options import (
     MaxBytes,
     Seed,
     Spec,
+    agreed_classes,
     kind_of,
     parse_classes,
     sets_options,
@@ -172,12 +173,13 @@ def client_reply(
     rules = Policy.load(policy) if policy else Policy()
     rules = replace(rules, allow_pooling=rules.allow_pooling or allow_pooling)
     rules = rules if min_count is None else replace(rules, min_count=min_count)
-    known = parse_classes(classes) or list(read_request(request)[0].classes) or None
+    known = agreed_classes(classes, read_request(request)[0].classes)
     name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site, max_bytes)
     if labels is None:
         raise FedCalError(f"{file}: no labels: add an array `labels`, or a column `label`")
     path = reply(request, (logits, labels), name, _state(state, file, name), out_file, were_probs, rules, join)
-    print(printable(f"{path} is for the server."))
+    few = f", without {name}'s samples: {len(labels)} are fewer than the policy's min_count, {rules.min_count}"
+    print(printable(f"{path} is for the server{few if len(labels) < rules.min_count else ''}."))
 
 
 @client_app.command("finish")
@@ -198,7 +200,7 @@ def client_finish(
     from fedcal.transport.files import finish
 
     check_outputs({"--state": state, "--out": out_file}, [scaler, file])
-    known = parse_classes(classes) or list(Scaler.load(scaler).classes) or None
+    known = agreed_classes(classes, Scaler.load(scaler).classes)
     name, logits, labels, were_probs = read_site(file, kind_of(probs), known, site, max_bytes)
     took_part = finish(scaler, (logits, labels), name, _state(state, file, name), out_file, were_probs)
     without_state = "" if took_part else " (made without a state folder, as for a site that took no part)"

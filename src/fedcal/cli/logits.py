@@ -21,6 +21,7 @@ from fedcal.cli.options import (
     Quiet,
     Seed,
     Spec,
+    agreed_classes,
     kind_of,
     parse_classes,
     sets_options,
@@ -188,8 +189,8 @@ def apply(
     rows = read_rows(file, kind_of(probs), max_bytes)
     if own and rows.sites is None:
         raise FedCalError(f"{file}: --own needs a column `site`; pass --client NAME if all rows are of one site")
-    logits, named = rows.logits, parse_classes(classes)
-    names = calibration.classes if named is None else check_classes(named, logits.shape[1]).tolist()
+    logits, named = rows.logits, agreed_classes(classes, calibration.classes)
+    names = check_classes(named, logits.shape[1]).tolist() if classes and named else calibration.classes
     calibrated = np.empty_like(logits)
     members = np.empty(logits.shape, bool) if sets or alpha is not None else None
     for site, chosen in rows.by_site("").items() if own else [(client, slice(None))]:

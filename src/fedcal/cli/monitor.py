@@ -10,7 +10,7 @@ import typer
 from fedcal.base.limits import MOST_BYTES
 from fedcal.cli.exchange import File, Name
 from fedcal.cli.logits import out
-from fedcal.cli.options import Classes, Kind, MaxBytes, kind_of, parse_classes
+from fedcal.cli.options import Classes, Kind, MaxBytes, agreed_classes, kind_of
 from fedcal.cli.start import safe
 from fedcal.errors import FedCalError, counted, printable
 
@@ -88,7 +88,7 @@ def monitor_sums(
 
     check_outputs({"--out": out_file}, [file, scaler])
     calibration = Scaler.load(scaler)
-    known = parse_classes(classes) or list(calibration.classes) or None
+    known = agreed_classes(classes, calibration.classes)
     name, logits, labels, _ = read_site(file, kind_of(probs), known, site, max_bytes)
     calibration.classes = ()  # labels are columns by now
     found = Monitor.sums(

@@ -6,11 +6,13 @@ So modules of the command line import at their top only what help needs; a comma
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from fedcal.errors import FedCalError
 from fedcal.simulate.config import ADVANCED
 
 Kind = Annotated[
@@ -83,6 +85,22 @@ def parse_classes(text: str | None) -> list[Any] | None:
         return None
     names = [name.strip() for name in text.split(",")]
     return [int(name) for name in names] if all(re.fullmatch(r"-?\d+", name) for name in names) else names
+
+
+def agreed_classes(text: str | None, known: Sequence[Any]) -> list[Any] | None:
+    """The label of each column: what --classes says, else the classes of a scaler or a federation.
+
+    Other words for them are fine. In another order, they would be other columns than those of the scaler or of other sites.
+    """
+    given, names = parse_classes(text), [str(name) for name in known]
+    if given is None or (words := [str(name) for name in given]) == names:
+        return list(known) or None
+    if sorted(words) == sorted(names):
+        order = ",".join(names)
+        raise FedCalError(
+            f"--classes {text}: the order is {order}: write the file's columns in this one, without --classes"
+        )
+    return given
 
 
 def sets_options(alpha: float | None, coverage: str | None) -> dict[str, Any]:

@@ -90,6 +90,11 @@ def fetch(name: str, data_dir: str | Path | None = None) -> list[str]:
     home = folder(data_dir) / source.folder
     good = {finding.file for finding in verify(name, data_dir) if finding.ok}
     wanted = [d for d in source.downloads if not good.issuperset(file.name for file in d.files)]
+    if wanted:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FedCalError(f"cannot write {home}: {error.strerror or error}; choose another --data-dir") from None
     pooch.get_logger().setLevel("WARNING")  # the bar says it already
     columns = (
         TextColumn("{task.description}"),

@@ -156,7 +156,9 @@ def read_site(
     """
     rows = read_rows(path, kind, most_bytes)
     labels = None if rows.labels is None else _columns(path, rows, classes, check_labels_alone)
-    if labels is not None and classes is None and rows.logits.shape[1] == 2:
+    if labels is not None and classes is not None:
+        warn_if_swapped([(rows.logits, labels)], np.asarray(classes), named=True)
+    elif labels is not None and rows.logits.shape[1] == 2:
         warn_if_swapped([(rows.logits, labels)], np.unique(_labelled(path, rows)))
     sites = rows.by_site(name or path.stem)
     if name is not None and name not in sites:

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from fedcal.base.arrays import as_array
+from fedcal.base.checks import look_like_probs, warn_user
 from fedcal.errors import FedCalError, said
 
 Shape = tuple[int, ...]
@@ -160,6 +162,11 @@ def _check_logits(logits: Any, name: str, n: int, n_classes: int) -> None:
         )
     if not logits.is_floating_point() or not logits.isfinite().all():
         raise FedCalError(f"model {name} gives {logits.dtype} that are not all finite: check its weights and inputs")
+    if look_like_probs(as_array(logits)):
+        warn_user(
+            f"model {name} seems to give probabilities (none is negative, every row adds up to one): it is trained and "
+            "calibrated as if they were logits; leave out its last softmax"
+        )
 
 
 def _is_rowwise(trial: nn.Module, x: Tensor, logits: Tensor) -> bool:

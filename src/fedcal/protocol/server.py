@@ -173,7 +173,7 @@ class Server:
         gathered = self.fit.gather(self._updates(pairs, check))
         seen = self._round
         if not seen.names and self.plan.method.additive:
-            raise FedCalError("no samples: every client is empty; at least one needs some")
+            raise FedCalError("no samples to calibrate on: every client is empty; at least one needs some")
         if self.privacy and isinstance(request.query, PrivateQuery):
             gathered = self.privacy.at_server(request.query, gathered, seen.clients)
             self.ledger.spent += self.privacy.cost(request.query)

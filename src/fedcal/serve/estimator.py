@@ -178,6 +178,8 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
                 )
             vars(self).pop("feature_names_in_", None)  # of an earlier fit on a table
             return name_clients(X)
+        if isinstance(X, Mapping):
+            raise FedCalError("a mapping of clients holds their labels, as (logits, labels): leave y out")
         checked: Any = validate_data(self, _column(_array(X)), _array(y), dtype=[np.float64, np.float32])
         logits, labels = checked
         check_classification_targets(labels)

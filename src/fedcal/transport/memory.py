@@ -111,7 +111,7 @@ def calibrate(
     server = Server(chosen, n_classes, seed, rounds=rounds, classes=names, privacy=privacy, history=False)
     scaler = Exchange(server).run(samples)
     if server.ledger.rounds and not server.ledger.updates:
-        raise FedCalError("no samples: every client is empty; at least one needs some")
+        raise FedCalError("no samples to calibrate on: every client is empty; at least one needs some")
     scaler.probs = kind
     return scaler
 

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import (
     FedProx,
 )
 
-from fedcal import FedCalError, Scaler
+from fedcal import FedCalError, FedCalWarning, Scaler
 from fedcal.base.lock import locked
 from fedcal.base.store import read_bytes
 from fedcal.federate import task
@@ -239,5 +239,7 @@ def test_nodes_may_give_probabilities_and_words():
     assert np.allclose(found, logits) and np.array_equal(labels, columns)
     with pytest.raises(FedCalError, match="labels are strings, such as 'owl'"):
         as_samples(lambda *_: (logits, [words[k] for k in columns]), None, None)(ArrayRecord(), None, "test")  # type: ignore[arg-type]
+    with pytest.warns(FedCalWarning, match="the logits look like probabilities"):
+        as_samples(lambda *_: (logits.exp(), columns), None, None)(ArrayRecord(), None, "test")  # type: ignore[arg-type]
     with pytest.raises(FedCalError, match="probs must be True or False"):
         calibration_mod(lambda *_: (logits, columns), probs="yes")  # type: ignore[arg-type]

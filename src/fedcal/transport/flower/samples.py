@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 
 from fedcal.base.arrays import Array, as_array
-from fedcal.base.checks import as_logits, check_labels, warn_of_masks
+from fedcal.base.checks import as_logits, check_labels, look_like_probs, warn_of_masks, warn_of_probs
 from fedcal.base.labels import check_classes
 from fedcal.errors import FedCalError
 from fedcal.exact.head_samples import join
@@ -45,6 +45,8 @@ def as_samples(logits: Logits, probs: bool | None, classes: Any) -> Logits:
         else:
             rows = as_logits(scores, probs).astype(float, copy=False)
             warn_of_masks(rows)
+            if probs is None and look_like_probs(rows):
+                warn_of_probs()
             k = rows.shape[1]
         named = None if classes is None else check_classes(classes, k)
         return rows, check_labels(labels, len(rows), k, classes=named)
