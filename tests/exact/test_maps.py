@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.isotonic import IsotonicRegression
 
-from fedcal.base.arrays import sigmoid
+from fedcal.base.arrays import sigmoid, softmax
 from fedcal.exact import maps
 
 
@@ -28,6 +28,20 @@ def test_lifting_gives_the_wanted_confidence_and_keeps_the_order(seed, k, shift)
         assert float(np.abs(p + q - wanted).max()) < 1e-6
         of_tensors = lift(torch.from_numpy(u), torch.from_numpy(wanted)).numpy()
         np.testing.assert_allclose(of_tensors, out, rtol=1e-8, atol=1e-8)  # PyTorch's softplus cuts off at 2e-9
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-9, 0.01])
+def test_two_close_classes_do_not_make_the_others_impossible(gap):
+    """Saturated or coarse logits tie: the temperature that should have parted them took the third class to e^-1e6."""
+    u, wanted = np.array([[gap, 0.0, -2.0, -3.0]]), np.array([1.0])
+    out = maps.lift_by_temperature(u, wanted)
+    p = softmax(out, 1)[0]
+    assert p[2] > 0.01
+    if gap:
+        assert p[0] == pytest.approx(sigmoid(wanted[0]))
+    else:
+        assert p[0] == p[1]
+    np.testing.assert_allclose(maps.lift_by_temperature(torch.from_numpy(u), torch.from_numpy(wanted)).numpy(), out)
 
 
 def test_log_odds_are_exact_at_both_ends():

@@ -163,3 +163,15 @@ def test_many_classes_are_fitted_as_exactly_as_few(method, monkeypatch):
     other_fit = fedcal.calibrate(clients, method)
     np.testing.assert_allclose(other_fit.predict_proba(logits), newton_fit.predict_proba(logits), rtol=0, atol=2e-6)
     assert other_fit.ledger.bytes_up <= 8 * (4 * newton_fit.params[method.removeprefix("fed-")].size + 1)
+
+
+@pytest.mark.parametrize(("method", "most"), [("fed-bias", 8), ("fed-vector", 10), ("fedcal-plus", 15)])
+@pytest.mark.parametrize("n", [100, 1000])
+def test_many_classes_without_any_loss_are_fitted(method, most, n):
+    """All probabilities are 0 or 1, so that only the prior knows how the scale is curved: it took steps of 1e284."""
+    rng, k = np.random.default_rng(n), 130
+    y = rng.integers(k, size=n)
+    logits = rng.normal(size=(n, k)) + 1e3 * np.eye(k)[y]
+    fitted = fedcal.calibrate([(logits, y)], method)
+    assert fitted.ledger.rounds <= most
+    assert (fitted.predict_proba(logits[:50])[np.arange(50), y[:50]] > 0.999).all()

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import fedcal
 from fedcal.base.seeds import numpy_rng
@@ -68,6 +69,17 @@ def test_keep_keeps_near_ties(informed):
         fitted = fedcal.calibrate(clients, "fedcal-plus", accuracy="keep", informed=informed)
         for scale in (1.0, 10.0):
             assert (fitted.predict_proba(scale * near).argmax(1) == (scale * near).argmax(1)).all()
+
+
+def test_keep_keeps_near_ties_of_probabilities():
+    """As of votes that are added up in different orders: most of their logarithms are equal."""
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.15, 0.24, size=500)
+    near = np.stack([p, np.nextafter(p, 1), *[(1 - 2 * p) / 4] * 4], axis=1)
+    fitted = fedcal.calibrate([(near, rng.integers(6, size=500))], "fedcal-plus", accuracy="keep", probs=True)
+    assert (fitted.predict_proba(near).argmax(1) == near.argmax(1)).all()
+    model = fedcal.CalibratedModel(torch.nn.Identity(), fitted)
+    assert (model(torch.from_numpy(near)).numpy().argmax(1) == near.argmax(1)).all()
 
 
 def test_rows_in_a_pattern_are_fitted_as_any_others():

@@ -20,8 +20,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fedcal.base.arrays import Array, as_array, double, namespace, softmax
+from fedcal.base.arrays import Array, as_array, double, namespace, softmax, tracing
 from fedcal.base.labels import NUMBERS, as_labels, find_classes, listed, refuse_masked, to_columns
+from fedcal.base.logits import keep_order
 from fedcal.errors import FedCalError, FedCalWarning, counted, reason_of, unknown
 
 # How far a logit may lie below its row's top one: squares of more, summed up, would lose all digits of the rest.
@@ -144,9 +145,17 @@ def check_probs(values: Any, what: str = "probs", name_row: Callable[[int], str]
 
 
 def log_probs(probs: Any) -> Any:
-    """Probabilities as logits, in float64. Takes an array or a tensor; traced graphs may hold this."""
+    """Logarithms of probabilities, in float64. Takes an array or a tensor; traced graphs may hold this."""
     xp = namespace(probs)
     return xp.log(xp.clip(double(probs), SMALLEST, None))
+
+
+def probs_as_logits(probs: Any) -> Any:
+    """Their logarithms, with the same decisions: two probabilities that differ in the last bit mostly have one logarithm."""
+    logits = log_probs(probs)
+    if not tracing(logits) and bool((moved := logits.argmax(1) != probs.argmax(1)).any()):
+        logits[moved] = keep_order(logits[moved], probs[moved])
+    return logits
 
 
 def as_logits(values: Any, probs: bool | None = False, name_row: Callable[[int], str] = by_index) -> Array:
@@ -154,7 +163,7 @@ def as_logits(values: Any, probs: bool | None = False, name_row: Callable[[int],
 
     Logits stay of the type they came in, which saves memory; the logarithms of probabilities are float64.
     """
-    return log_probs(check_probs(values, name_row=name_row)) if probs else check_logits(values, name_row)
+    return probs_as_logits(check_probs(values, name_row=name_row)) if probs else check_logits(values, name_row)
 
 
 def check_kind(probs: Any) -> bool | None:

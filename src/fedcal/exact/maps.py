@@ -19,12 +19,14 @@ import numpy as np
 from fedcal.base.arrays import Array, Params, logsumexp, namespace, put, sigmoid, softplus, take, tracing
 from fedcal.base.bins import equal_mass
 from fedcal.base.logits import keep_order
+from fedcal.exact.temperature import T_MIN
 
 # Fine bins of the log-odds, the same for all clients.
 GRID = np.linspace(-5, 15, 241)
 N_FINE = len(GRID) + 1
 KNOTS = 15  # of a histogram map at most
 IDENTITY = np.array([1.0, 1.0, 0.0])
+STEEPEST = 1 / T_MIN  # a sample's own 1/T at most
 
 
 def top(u: Any) -> tuple[Any, Any, Any]:
@@ -204,7 +206,8 @@ def lift_by_temperature(u: Any, v: Any) -> Any:
     """Give each row's top label the log-odds v by a temperature for that row.
 
     The log-odds rise with t and are concave, so that Newton's method from the left never overshoots. The confidence of a top
-    label of K classes is at least 1/K.
+    label of K classes is at least 1/K. Where the second class is so close that t would reach STEEPEST, or never give v, the
+    top logit is raised instead: such a t makes the other classes impossible.
     """
     xp, label, k = namespace(u), u.argmax(1)[:, None], u.shape[1]
     finite = u - take(u, label)  # 0 at the label
@@ -214,9 +217,11 @@ def lift_by_temperature(u: Any, v: Any) -> Any:
     # It starts from two bounds of the curve, both on the left: the second class alone, and all of them at their mean.
     mean = -finite.sum(1)[:, None] / (k - 1)
     t = xp.maximum(v / xp.clip(gap, 1e-12, None), (v + math.log(k - 1)) / xp.clip(mean, 1e-12, None))
-    t, below = xp.clip(t, 1e-3, 1e6), rest + gap
+    t, below = xp.clip(t, 1e-3, STEEPEST), rest + gap
     for _ in range(12):
         weights = xp.exp(t * below)
         total, slope = weights.sum(1)[:, None], -(weights * finite).sum(1)[:, None]
-        t = xp.clip(t + (v - t * gap + xp.log(total)) * total / xp.clip(slope, 1e-12, None), 1e-3, 1e6)
-    return u * t
+        t = xp.clip(t + (v - t * gap + xp.log(total)) * total / xp.clip(slope, 1e-12, None), 1e-3, STEEPEST)
+    log_p, log_q = log_odds(u, label[:, 0])
+    raised = xp.where(finite == 0, u + v - (log_p + log_q)[:, None], u)
+    return xp.where(t < STEEPEST, u * t, raised)

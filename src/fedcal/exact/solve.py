@@ -25,6 +25,7 @@ Inverse = Callable[[Array], Array]  # a gradient ↦ the inverse Hessian times i
 SMALLEST = 1e-15  # least share of a step that is tried
 UNCHECKED = 1.0  # most nats that an unchecked step may promise: if the curvature is wrong, a larger one does harm
 MEMORY = 30  # steps that L-BFGS remembers
+FLAT = 1e-10  # least curvature of the loss along the scale, as a share of the prior's: with none, rounding would be the step
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,13 @@ def inverse_of(family: str, sums: Sums, prior: Prior, t: Array, share: float = 1
     if "hess" in sums:
         hessian = share * unpack_hessian(family, sums["hess"]) + np.diag(prior.precision)
         return _of_full(hessian + prior.along_scale(t) * np.outer(prior.towards, prior.towards))
+    kappa = prior.along_scale(t)
+    precision = np.maximum(prior.precision, FLAT * kappa * prior.towards**2)
     if "blocks" in sums:
-        solve = _of_blocks(share * unpack_symmetric(sums["blocks"]), prior.precision)
+        solve = _of_blocks(share * unpack_symmetric(sums["blocks"]), precision)
     else:
-        solve = _by_class({name: share * sums[name] for name in ("diag", "cross") if name in sums}, prior.precision)
-    kappa, through = prior.along_scale(t), solve(prior.towards)
+        solve = _by_class({name: share * sums[name] for name in ("diag", "cross") if name in sums}, precision)
+    through = solve(prior.towards)
     bend = 1 + kappa * prior.scale(through)  # Sherman and Morrison
     if not bend > 1e-3:  # the correction would not be positive definite: leave it out
         return solve

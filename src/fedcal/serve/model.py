@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcal.base.arrays import tensor
-from fedcal.base.checks import check_kind, log_probs, two_columns, within_spread
+from fedcal.base.checks import check_kind, probs_as_logits, two_columns, within_spread
 from fedcal.base.last_layer import with_features
 from fedcal.base.logits import keep_order, ordered_softmax
 from fedcal.base.store import write_bytes
@@ -131,7 +131,7 @@ class ScalerModule(nn.Module):
 
     def forward(self, scores: Tensor) -> Tensor:
         columns = two_columns(self.rows(scores), self.probs)
-        logits = log_probs(columns) if self.probs else within_spread(columns.double())
+        logits = probs_as_logits(columns) if self.probs else within_spread(columns.double())
         self.fitted.check_width(logits)
         params, personal = ({n: getattr(self, f"{part}_{n}") for n in names} for part, names in self.names.items())
         return self.fitted.method.apply_personal(params, personal, logits)
