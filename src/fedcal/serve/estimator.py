@@ -178,7 +178,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
                 )
             vars(self).pop("feature_names_in_", None)  # of an earlier fit on a table
             return name_clients(X)
-        if isinstance(X, Mapping):
+        if isinstance(X, Mapping) and not hasattr(X, "shape"):  # SciPy has sparse arrays that are mappings
             raise FedCalError("a mapping of clients holds their labels, as (logits, labels): leave y out")
         checked: Any = validate_data(self, _column(_array(X)), _array(y), dtype=[np.float64, np.float32])
         logits, labels = checked
