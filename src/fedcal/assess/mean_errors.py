@@ -21,7 +21,7 @@ from fedcal.assess.means import Together
 from fedcal.assess.regression import Curve, quantiles
 from fedcal.assess.sums import Points
 
-DRAWS = 400
+DRAWS = 1600  # the ends are quantiles of these; by those of 400, intervals over 4 classes held in 92.6 %
 PLACES = 40  # points of equal mass at which a class's curve is looked at: E50 and E90 lie between two of them
 STEPS = 7  # truths on either side of the fitted one, between which an end is interpolated
 REACH = 3.0  # how far they go, in units of the noise
