@@ -31,16 +31,18 @@ from fedcal.transport.flower.server import ALL_NODES
 from fedcal.transport.flower.strategy import CalibratedStrategy
 
 
-@lru_cache(maxsize=2)
 def federation(config: str) -> Federation:
-    """Return the federation with all its clients; a node then uses its own one only."""
+    """Return the federation with all its clients, and an untrained model."""
     return assemble(Config.from_dict(json.loads(config)).resolve())
 
 
+_kept = lru_cache(maxsize=2)(federation)
+
+
 def at_node(config: str) -> Federation:
-    """Return the federation for a node: the same for every method, so that it is assembled once."""
+    """Return the federation for a node, which uses its own client only: for every method the same one, which is kept."""
     settings = replace(Config.from_dict(json.loads(config)), method=("uncal",))
-    return federation(json.dumps(settings.to_dict()))
+    return _kept(json.dumps(settings.to_dict()))
 
 
 def client_of(context: Context) -> tuple[Federation, Client]:
