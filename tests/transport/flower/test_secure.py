@@ -295,20 +295,25 @@ def test_a_node_with_keys_that_nobody_can_use_is_left_out(keys):
     assert "cannot be used" in report["faults"][0]["reason"]
 
 
-STAGES = {"number": 7, "deep": "[" * 100_000, "text": '["keys"]', "table": "{}", "long": f"[{'[],' * 400_000}[]]"}
-
-
-@pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
-def test_a_node_whose_stages_cannot_be_read_is_left_out(stages):
+def lying(name, value):
+    """The app, but the replies of node n02 hold this in place of what it says."""
     inner = node_app()
 
     def app(message, context):
         reply = inner(message, context)
         if context.node_config["name"] == "n02":
-            reply.content["fedcal.reply"]["stages"] = stages
+            reply.content["fedcal.reply"][name] = value
         return reply
 
-    report = fit(grid_of(4, app), "fed-ts", secure=True).report()
+    return app
+
+
+STAGES = {"number": 7, "deep": "[" * 100_000, "text": '["keys"]', "table": "{}", "long": f"[{'[],' * 400_000}[]]"}
+
+
+@pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
+def test_a_node_whose_stages_cannot_be_read_is_left_out(stages):
+    report = fit(grid_of(4, lying("stages", stages)), "fed-ts", secure=True).report()
     assert [fault["name"] for fault in report["faults"]] == ["n02"] and len(report["fitted_by"]) == 3
 
 
@@ -320,15 +325,7 @@ def test_a_node_refuses_stages_that_it_cannot_read(stages):
 
 @pytest.mark.parametrize(("openly", "left"), [(7, 4), (bytes(1 << 21), 3), (b"{}", 3)])
 def test_what_a_node_says_openly_is_read_if_it_can_be(openly, left):
-    inner = node_app()
-
-    def app(message, context):
-        reply = inner(message, context)
-        if context.node_config["name"] == "n02":
-            reply.content["fedcal.reply"]["openly"] = openly
-        return reply
-
-    assert len(fit(grid_of(4, app), "fed-ts", secure=True).report()["fitted_by"]) == left
+    assert len(fit(grid_of(4, lying("openly", openly)), "fed-ts", secure=True).report()["fitted_by"]) == left
 
 
 @pytest.mark.filterwarnings("ignore:privacy")  # whatever the noise makes of the fit
