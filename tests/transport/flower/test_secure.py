@@ -223,6 +223,16 @@ def test_turns_leave_two_files_of_a_run_for_a_month(tmp_path, monkeypatch):
     assert len(list(folder.iterdir())) == 8 + 1
 
 
+def test_a_folder_of_turns_that_others_may_change_is_refused(tmp_path, monkeypatch):
+    """Another user of the machine could make it before, rename its files back, and help a server to the same masks twice."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"fedcal-turns-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(FedCalError, match="is not this user's alone"):
+        fit(grid_of(3), "fed-ts", secure=True)
+
+
 @pytest.mark.parametrize("stages", [{}, {"stages": "[]"}])
 @pytest.mark.parametrize("phase", ["train", "reply"])
 def test_no_phase_makes_a_secure_node_reply_openly(phase, stages):

@@ -40,6 +40,8 @@ def take_turn(context: Context, folder: Path | None = None) -> None:
     folder = folder or Path(tempfile.gettempdir()) / f"fedcal-turns-{getattr(os, 'getuid', int)()}"
     try:
         make_folder(folder, private=True)
+        if hasattr(os, "getuid") and ((found := folder.lstat()).st_uid != os.getuid() or found.st_mode & 0o022):
+            raise FedCalError(f"{folder} is not this user's alone, so that others could give a turn twice: delete it")
         if kept:
             (folder / str(kept["turn"])).rename(folder / turn)
         else:
