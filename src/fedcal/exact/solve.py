@@ -169,6 +169,11 @@ class Descent:
             return 0.0
         return 0.5 * self._promised if self._best is not None and self._scale >= SMALLEST else math.inf
 
+    @property
+    def loss(self) -> float:
+        """The summed loss alone, without the prior, at the best point so far."""
+        return math.inf if self._best is None else self._loss - self.prior(self._best)[0]
+
     def receive(self, loss: float, gradient: Array, inverse: Inverse, exact: bool) -> None:
         """Take the sums at `t`, and go on to the next point.
 

@@ -3,7 +3,8 @@
 1. A linear map of the logits. Its family (temperature, bias, vector, matrix) and ridge are chosen by the summed
    out-of-fold NLL, folds lying inside each client. Each family is shrunk towards a temperature, and what it shares with a
    smaller one no more than that one (`stages.prior_of`). Leaving the temperature, which may move the argmax, takes a gain
-   of two standard errors; a larger family takes one more. No family is chosen that is right less often than the temperature.
+   of two standard errors; a larger family takes one more, and a map that has learnt its samples by heart three. No map is
+   chosen that is right less often than the temperature.
 2. A map of the top confidence: a mean of several, fitted on the chosen map's out-of-fold confidences (`stages.average_map`).
 3. The clients' label distributions: what a client needs to shift the posterior to its own (prior_shift.py).
 
@@ -43,6 +44,7 @@ from fedcal.methods.fed_linear import first_stage, fit_stages, private_fit_stage
 from fedcal.methods.method import Additive, Stage, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
+BY_HEART = 4.0  # a map whose loss on samples that it has not seen is so many times that on those it has
 MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
 
 
@@ -176,18 +178,27 @@ def personal_shift(posterior: Callable[[Array], Array], params: Params, logits: 
 def choose_family(
     ridges: dict[str, tuple[float, ...]], clients: Clients
 ) -> Generator[SumQuery, Sums, tuple[Candidate, Candidate]]:
-    """The temperature, and the chosen candidate: of each family its best ridge out of fold, and of these what pays."""
+    """The temperature, and the chosen candidate: of each family its best ridge out of fold, and of these what pays.
+
+    A map that gets few samples all right is as sure as its ridge lets it be. Its loss on others then hangs on the few that it
+    gets wrong, of which the folds may hold none: so their standard error is too small, and such maps come last.
+    """
     tried = yield from fit_all(ridges, clients)
     scores = yield from score(tried, clients)
+    large = {family for family, of in ridges.items() if is_large(family, len(of), clients.k)}
+    left = [0.0 if of.family in large else of.left for of in tried]  # large ones go on for few steps, and change little
+    by_heart = [i for i, of in enumerate(tried) if i and float(scores.total[i]) > BY_HEART * of.fit.loss]
+    turns = [
+        [i for i, of in enumerate(tried) if of.family == family and i not in by_heart] for family in tuple(ridges)[1:]
+    ]
     chosen = 0
-    for family in tuple(ridges)[1:]:
-        large = is_large(family, len(ridges[family]), clients.k)  # those go on for few steps only, and change little
-        left = {i: 0.0 if large else of.left for i, of in enumerate(tried) if of.family == family}
-        best = min(left, key=lambda i: float(scores.total[i]) + left[i])
+    for some in filter(None, (*turns, by_heart)):
+        best = min(some, key=lambda i: float(scores.total[i]) + left[i])
         gain, error = scores.paired(chosen, best)
         gain -= left[best] / clients.n  # what its fits had still to gain counts against it
+        errors = 3 if best in by_heart else 2 if chosen == 0 else 1
         as_right = float(scores.hits[best]) >= float(scores.hits[0])
-        if gain > max(0.0, (2 if chosen == 0 else 1) * error) and as_right:
+        if gain > max(0.0, errors * error) and as_right:
             chosen = best
     yield from finish([tried[i] for i in sorted({0, chosen})])
     return tried[0], tried[chosen]
