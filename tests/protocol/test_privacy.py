@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from dataclasses import fields, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'f
 import dp_accounting
 from dp_accounting import rdp
 
-from fedcal import FedCalError, Privacy
+from fedcal import FedCalError, FedCalWarning, Privacy
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_queries import PRIVATE_QUERIES, Gains, MatrixSums, Measure, Scales, ScaleSums
 from fedcal.exact.private_query import VALUES
@@ -108,6 +109,20 @@ def test_the_least_number_of_samples_is_no_jump(unit):
         assert float(np.linalg.norm(values - before)) <= most and bool(values.any()) == (n >= 5)
         before = values
     assert float(values[0]) == pytest.approx(8 if unit == "sample" else 1, abs=0.01)
+
+
+@pytest.mark.parametrize("method", ["fed-bias", "fed-hist"])
+@pytest.mark.parametrize("where", ["central", "distributed"])
+def test_one_sample_does_not_decide_whether_a_client_takes_part(method, where):
+    """A client that adds no noise of its own refuses steep maps, and all its samples would go with the one that is huge."""
+    z, y = samples(400)
+    clients = {name: Client(method, z, y, policy=Policy()) for name in "ab"}
+    clients["c"] = Client(method, np.append(z, [[1e12, 0.0, 0.0]], 0), np.append(y, 0), policy=Policy())
+    server = Server(method, K, privacy=Privacy(100.0, where=where, nodes=3))
+    with warnings.catch_warnings(action="ignore", category=FedCalWarning):  # that the fit falls back
+        while (ask := server.request) is not None:
+            server.receive({name: client.reply(ask) for name, client in clients.items()})
+    assert server.ledger.took_part == list("abc") and server.ledger.rounds >= 8
 
 
 def lower_bound(privacy, draws=1200):

@@ -522,6 +522,16 @@ def test_a_share_of_the_noise_does_not_travel_by_files(tmp_path: Path) -> None:
         files.reply(tmp_path / "one", make_samples(1), "siteB", tmp_path / "state", policy=policy)
 
 
+@pytest.mark.parametrize("where", ["local", "distributed"])
+def test_a_policy_with_privacy_refuses_a_server_that_cannot_give_any(tmp_path: Path, where: str) -> None:
+    """No command makes a private fit by files: advice to ask the server for one would lead nowhere."""
+    request = files.start(tmp_path / "server", "fed-bias", 3, ["siteB"]).folder / "request-0001.safetensors"
+    policy = Policy(privacy=Privacy(2.0, where=where, nodes=3))
+    with pytest.raises(FedCalError, match="a server of files makes no private fit: use Flower, or leave it out"):
+        files.reply(request, make_samples(1), "siteB", tmp_path / "state", policy=policy)
+    assert not (tmp_path / "state").exists()
+
+
 def test_an_exact_method_needs_no_state(place: Path) -> None:
     before = snapshot(place)
     shutil.rmtree("siteB.state")

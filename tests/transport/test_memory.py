@@ -1,6 +1,7 @@
 """`fedcal.calibrate` and what it returns: the default, names, classes, a short repr. The fits have tests of their own."""
 
 import inspect
+import math
 import subprocess
 import sys
 
@@ -69,3 +70,17 @@ def test_what_leaves_is_told_with_its_own_number():
 def test_lazy_names_are_listed():
     code = "import fedcal, sys; assert set(fedcal.__all__) <= set(dir(fedcal)); assert 'sklearn' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_under_privacy_nothing_exact_follows_from_the_sizes_of_clients():
+    """Neither who replies together, whose sums are rounded together, nor what the scores look like."""
+    rng, privacy = np.random.default_rng(0), fedcal.Privacy(math.inf)
+    z, y = rng.normal(size=(300, 17, 8)), rng.integers(8, size=(300, 17))
+    books = []
+    for n in (16, 17):  # of the first client
+        clients = {f"c{i}": (z[i, :m], y[i, :m]) for i, m in enumerate([n, *[16] * 299])}
+        books.append(fedcal.calibrate(clients, "fed-ts", privacy=privacy).ledger.to_dict())
+    assert books[0] == books[1]
+    looks = np.tile(np.eye(3), (100, 1))
+    with pytest.warns(fedcal.FedCalWarning, match="look like probabilities"):
+        assert fedcal.calibrate([(looks, np.arange(300) % 3)], "fed-ts", privacy=privacy).probs is None

@@ -223,9 +223,8 @@ def _noised_metrics(found: dict[str, Any], noise: float) -> str:
 def _tell_privately(about: dict[str, Any]) -> None:
     """What a private run may tell: noised metrics of all nodes together."""
     spent, metrics = about["privacy"], about["metrics"]
-    print(
-        f"differential privacy, {spent['where']}: ε = {spent['epsilon']:.3g}, δ = {spent['delta']:g} of each {spent['unit']}"
-    )
+    guarantee = f"ε = {spent['of_epsilon']:.3g}, δ = {spent['delta']:g} of each {spent['unit']}"
+    print(f"differential privacy, {spent['where']}: {guarantee}")
     if spent["fallback"]:
         print("no correction gained more than noise alone could: probabilities stay as they are")
     views = {"uncal": "before and after"} if spent["fallback"] else {"uncal": "before", "global": "after"}

@@ -49,6 +49,17 @@ def logit_size(logits: Array) -> float:
     return math.sqrt(sum(float(np.vdot(block, block)) for block in blocks) / max(logits.size, 1))
 
 
+def usual_logit_size(logits: Array) -> float:
+    """The median over samples of the root mean square of their row-centred logits; constant rows are left out.
+
+    Unlike `logit_size`, a single sample changes it little, however large its logits are.
+    """
+    starts = range(0, len(logits), ROWS)
+    sizes = [np.sqrt((centre(logits[start : start + ROWS]) ** 2).mean(1)) for start in starts]
+    varied = [size[size > 0] for size in sizes]
+    return float(np.median(np.concatenate(varied))) if any(map(len, varied)) else 0.0
+
+
 def check_bounds(query: Query, size: float, n_classes: int, samples: Prepared | None = None) -> None:
     """Refuse a query at parameters that an honest fit does not reach.
 
@@ -99,7 +110,7 @@ def check_private_bounds(query: PrivateQuery, size: float, method: Method) -> No
 
     Args:
         query: what the server asks.
-        size: of the client's logits (`logit_size`).
+        size: of the client's logits (`usual_logit_size`: one sample must not decide whether the client takes part).
         method: the client's.
 
     Raises:

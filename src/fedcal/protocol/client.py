@@ -21,7 +21,7 @@ from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
 from fedcal.exact.private_query import VALUES, PrivateQuery
 from fedcal.methods import Method, Update, get_method
-from fedcal.protocol.bounds import check_bounds, check_private_bounds, logit_size
+from fedcal.protocol.bounds import check_bounds, check_private_bounds, logit_size, usual_logit_size
 from fedcal.protocol.checks import check_request
 from fedcal.protocol.messages import Reply, Request
 from fedcal.protocol.policy import Policy, Talk
@@ -271,7 +271,8 @@ class Client:
         if private and self.privacy:  # its own noise protects it, and a refusal would reveal the size of its logits
             return talk
         if self._size is None:  # of fewer than min_count samples, no refusal may depend on their size
-            self._size = logit_size(logits) if n >= self.policy.min_count else 0.0
+            size_of = usual_logit_size if private else logit_size  # a federation is private to its end, or not at all
+            self._size = size_of(logits) if n >= self.policy.min_count else 0.0
         try:
             if private:
                 check_private_bounds(query, self._size, self.method)

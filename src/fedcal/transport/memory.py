@@ -29,6 +29,7 @@ from fedcal.transport.features import feature_clients
 
 MANY = 256  # clients, from which on small ones reply together
 GROUP = 1 << 15  # logits of such a group
+PRIVATE_GROUP = 64  # clients of such a group under privacy
 
 Group = tuple[str, ...]  # clients that reply as one; mostly a single one
 
@@ -112,7 +113,7 @@ def calibrate(
     scaler = Exchange(server).run(samples)
     if server.ledger.rounds and not server.ledger.updates:
         raise FedCalError("no samples to calibrate on: every client is empty; at least one needs some")
-    scaler.probs = kind
+    scaler.probs = check_kind(probs) if privacy else kind  # what the scores look like, one sample can change
     return scaler
 
 
@@ -223,14 +224,18 @@ class Exchange:
         """The clients that reply as one.
 
         With many small clients in memory, a reply costs mostly the call itself. So their samples are put together, up to
-        GROUP logits; the sums differ by rounding only.
+        GROUP logits; the sums differ by rounding only. Under privacy every group's sums are rounded to a grid, and groups do
+        not follow from the clients' sizes: else one sample more could change how the sums of all groups are rounded.
         """
         if isinstance(samples, Stream) or len(samples) < MANY or not self.method.additive:
             return ((name,) for name in samples)
+        if self.server.privacy:
+            names = list(samples)
+            return [tuple(names[i : i + PRIVATE_GROUP]) for i in range(0, len(names), PRIVATE_GROUP)]
         groups: list[Group] = []
         group, size = [], 0
         for name, (logits, labels) in samples.items():
-            if not len(labels) and not self.server.privacy:  # under privacy it adds its noise all the same
+            if not len(labels):
                 continue
             logit_count = len(logits) * logits.shape[1]
             if group and size + logit_count > GROUP:

@@ -15,6 +15,7 @@ from fedcal.base.store import check_outputs, make_folder, read_bytes, read_tenso
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, error_context, unknown
 from fedcal.exact.prepared import Prepared
+from fedcal.exact.private_query import PrivateQuery
 from fedcal.methods import Method
 from fedcal.protocol import Client, LostState, Plan, Policy, Privacy, Request, Scaler
 from fedcal.protocol.checks import check_client_name, check_n_classes
@@ -77,6 +78,10 @@ def reply(
     check_n_classes(site, samples[0].shape[1], plan)
     rules = policy or Policy()
     rules.check_method(plan.method)
+    if rules.privacy and not isinstance(asked.query, PrivateQuery):
+        raise FedCalError(
+            "this site's policy has [privacy], and a server of files makes no private fit: use Flower, or leave it out"
+        )
     if rules.privacy and rules.privacy.where == "distributed":
         raise FedCalError(
             "a share of the noise hides a site within a total only: by files give where='local' (--policy)"
