@@ -33,13 +33,14 @@ def test_what_is_saved_comes_back(classes, tmp_path):
 
 
 def test_nothing_is_saved_that_cannot_be_loaded(tmp_path):
-    """A name that a terminal cannot show is refused before the fit, and at the latest when saving."""
-    for name in ("a\nb", "\u202eb", "\x1b[31m"):
+    """A name that a terminal cannot show, or that has no end, is refused before the fit, and at the latest when saving."""
+    for name in ("a\nb", "\u202eb", "\x1b[31m", "x" * 1001):
+        why = "1001 characters: give it at most 1000" if len(name) > 1000 else "cannot be shown: rename it"
         for clients, stream in (({name: (LOGITS, LABELS)}, False), ({name: (LOGITS, LABELS)}, True)):
-            with pytest.raises(FedCalError, match="cannot be shown: rename it"):
+            with pytest.raises(FedCalError, match=why):
                 fedcal.calibrate(clients, "fed-ts", stream=stream)
         fitted = fedcal.calibrate({"a": (LOGITS, LABELS)})
-        with pytest.raises(FedCalError, match="cannot be shown: rename it"):
+        with pytest.raises(FedCalError, match=why):
             fitted.welcome(name, LOGITS, LABELS)
         fitted.personal[name] = {}
         with pytest.raises(FedCalError, match="the scaler cannot be saved"):
