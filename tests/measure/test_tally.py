@@ -87,6 +87,8 @@ def test_a_damaged_message_is_one_line():
         "negative": {**good, "classwise": -good["classwise"]},
         "not finite": {**good, "sums": good["sums"] * float("nan")},
     }
+    none = Tally.of(*drawn(n=0)).to_arrays()
+    bad["0 of at least two classes"] = {**none, "classwise": none["classwise"][:0]}
     for match, tensors in bad.items():
         with pytest.raises(FedCalError, match=match):
             Tally.from_arrays(tensors)

@@ -29,6 +29,8 @@ def contradiction(tally: Any) -> str:
         The reason in words; empty where the tally may be of samples.
     """
     n, k = tally.n, len(tally.classes)
+    if k < 2:
+        return f"{k} of at least two classes"
     slack = SLACK * (n + 1)
     counts = tally.classes[:, :2]
     if not 0 <= n <= MOST or (counts < 0).any() or (counts > MOST).any():
