@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -58,6 +59,18 @@ def test_clients_whose_names_hold_slashes(tmp_path):
         assert np.array_equal(again.predict_proba(LOGITS, name), fitted.predict_proba(LOGITS, name))
 
 
+def test_scalers_of_many_clients_are_read_in_little_time(tmp_path):
+    """All tensors were looked through for each client: 5 s for 8,000 clients."""
+    fitted = fedcal.calibrate({"a": (LOGITS, LABELS)}, "avg-t")
+    fitted.personal = {f"client {i}": {"temperature": np.array(1 + i / 20_000)} for i in range(20_000)}
+    fitted.save(tmp_path / "x.safetensors")
+    began = time.process_time()
+    again = Scaler.load(tmp_path / "x.safetensors")
+    assert time.process_time() - began < 5
+    assert again.personal.keys() == fitted.personal.keys()
+    assert all(again.personal[name] == fitted.personal[name] for name in ("client 0", "client 19999"))
+
+
 def rewrite(path, **changes):
     tensors, about = read_tensors(path)
     about = {key: value for key, value in (about | changes).items() if value != "gone"}
@@ -79,6 +92,7 @@ def test_a_service_needs_few_packages(tmp_path):
     absent = ("torch", "scipy", "sklearn", "pooch", "rich", "typer", "matplotlib", "jinja2")
     code = f"""
 import sys
+import time
 sys.modules |= dict.fromkeys({absent!r})
 import fedcal, numpy as np
 scaler, logits = fedcal.Scaler.load({str(path)!r}), np.eye({LOGITS.shape[1]})
