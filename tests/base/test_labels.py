@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcal import FedCalError
-from fedcal.base.labels import as_labels, check_classes, find_classes, to_columns
+from fedcal.base.labels import as_labels, check_classes, find_classes, rows_of_each, to_columns
 
 WORDS = np.array(["cat", "dog", "owl"])
 Y = np.array([0, 2, 1, 1])
@@ -70,6 +70,13 @@ def test_the_rule():
 def test_columns_point_at_the_labels(classes, columns):
     labels = np.array([classes[k] for k in columns], dtype=str)
     assert to_columns(labels, classes).tolist() == columns
+
+
+@given(st.lists(st.sampled_from("abc")))
+def test_rows_of_each_label(values):
+    labels = np.array(values, dtype=str)
+    found = {label: rows.tolist() for label, rows in rows_of_each(labels).items()}
+    assert found == {label: np.flatnonzero(labels == label).tolist() for label in sorted(set(values))}
 
 
 def test_the_text_of_a_number_stands_for_it():

@@ -79,7 +79,7 @@ def secrets():
     found = {name: value for name, value in theirs.scaler.params.items() if value.size}
     state.model.load_state_dict(tensors(theirs.model))
     tally = Tally.of(predict(state.model, state.clients[0].test_x), state.clients[0].test_y)
-    found["hits by class"] = tally.to_arrays()["classes"][0]
+    found["histogram"] = tally.to_arrays()["reliability"][:2]
     return {name: value.tobytes() for name, value in found.items()}
 
 

@@ -84,6 +84,18 @@ def test_streamed_clients_keep_the_scalers_that_are_averaged(method):
     assert clients.reads == 5  # no samples were held
 
 
+def test_clients_that_are_numbered_keep_their_scalers_too(tmp_path):
+    clients = {7: Lazy(1)["0"], 8: Lazy(2)["1"]}
+    streamed, held = (fedcal.calibrate(clients, "avg-t", stream=stream) for stream in (True, False))
+    streamed.save(tmp_path / "s")
+    logits = clients[8][0]
+    expected = held.predict_proba(logits, client=8)
+    for scaler in (streamed, fedcal.Scaler.load(tmp_path / "s")):
+        assert list(scaler.personal) == ["7", "8"] and torch.equal(scaler.predict_proba(logits, client=8), expected)
+    with pytest.raises(FedCalError, match="two clients have the name '7'"):
+        fedcal.calibrate({7: clients[7], "7": clients[8]}, "fed-ts", stream=True)
+
+
 def test_bad_streams_are_one_line():
     with pytest.raises(FedCalError, match="must be a mapping"):
         fedcal.calibrate([(torch.zeros(3, 2), torch.zeros(3))], "fed-ts", stream=True)

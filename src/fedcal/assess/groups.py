@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcal.base.labels import as_labels
+from fedcal.base.labels import as_labels, rows_of_each
 from fedcal.errors import FedCalError, unknown
 
 MOST = 50  # groups of a variable
@@ -114,7 +114,7 @@ def join_names(sites: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, list[s
 def rows_of(groups: Groups) -> dict[str, np.ndarray]:
     """The rows of each group, by its name."""
     return {
-        name_of(variable, value): np.flatnonzero(values == value)
+        name_of(variable, value): rows
         for variable, values in groups.items()
-        for value in np.unique(values).tolist()
+        for value, rows in rows_of_each(values).items()
     }

@@ -23,6 +23,7 @@ import numpy as np
 from fedcal.base.arrays import Array, as_array, double, namespace, softmax, tracing
 from fedcal.base.labels import NUMBERS, as_labels, find_classes, listed, refuse_masked, to_columns
 from fedcal.base.logits import keep_order
+from fedcal.base.schema import NAME
 from fedcal.errors import FedCalError, FedCalWarning, counted, reason_of, unknown
 
 # How far a logit may lie below its row's top one: squares of more, summed up, would lose all digits of the rest.
@@ -62,7 +63,9 @@ def check_array(values: Any, what: str) -> Array:
 
 
 def check_shown(name: str) -> str:
-    """Refuse a name that a terminal cannot show: files with it would be refused as a stranger's."""
+    """Refuse a name that a terminal cannot show, or without end: files with it would be refused as a stranger's."""
+    if len(name) > NAME.most:
+        raise FedCalError(f"the name of site {name[:20]!r}… has {len(name)} characters: give it at most {NAME.most}")
     if not name.isprintable():
         raise FedCalError(f"the name of site {name!r} cannot be shown: rename it")
     return name

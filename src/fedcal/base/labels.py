@@ -143,6 +143,13 @@ def to_columns(labels: np.ndarray, classes: Sequence[Any] | np.ndarray) -> np.nd
     return np.array(columns, dtype=np.int64)[inverse]
 
 
+def rows_of_each(values: np.ndarray) -> dict[Any, np.ndarray]:
+    """The rows of each different value, sorted by value."""
+    found, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    rows = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts))
+    return dict(zip(found.tolist(), rows, strict=False))  # after the last value there are no rows
+
+
 def _texts(label: Any) -> list[str]:
     """How a label may be written."""
     whole = isinstance(label, bool | int | float) and label == int(label)

@@ -184,3 +184,12 @@ def nest(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
 def unnest(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
     """What stands under `prefix/`, without it."""
     return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(f"{prefix}/")}
+
+
+def unnest_each(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """What stands under every prefix, which is what precedes a name's first slash."""
+    found: dict[str, dict[str, T]] = {}
+    for name, value in tensors.items():
+        prefix, _, rest = name.partition("/")
+        found.setdefault(prefix, {})[rest] = value
+    return found

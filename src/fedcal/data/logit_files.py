@@ -32,7 +32,7 @@ from fedcal.base.checks import (
     warn_if_swapped,
     warn_of_masks,
 )
-from fedcal.base.labels import as_labels, find_classes
+from fedcal.base.labels import as_labels, find_classes, rows_of_each
 from fedcal.base.store import MOST_BYTES, write_bytes
 from fedcal.data.columns import KINDS, UNNAMED, Kind
 from fedcal.data.readers import SUFFIXES, Content, below_header, pyarrow, read_content
@@ -55,9 +55,7 @@ class Rows:
         """Each site's rows; all of them are of `default` where the file does not say."""
         if self.sites is None:
             return {check_shown(default): slice(None)}
-        names, inverse, counts = np.unique(self.sites, return_inverse=True, return_counts=True)
-        rows = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-        return dict(zip(map(check_shown, names.tolist()), rows, strict=True))
+        return {check_shown(name): rows for name, rows in rows_of_each(self.sites).items()}
 
 
 @dataclass(frozen=True)

@@ -42,14 +42,20 @@ def name_clients(clients: Any) -> dict[str, tuple[Any, Any]]:
     """Each client's (logits, labels) by name; clients of a list are numbered."""
     if not isinstance(clients, Iterable):
         raise FedCalError(f"clients must be a list of pairs (logits, labels), not {type(clients).__name__}")
-    pairs: dict[str, tuple[Any, Any]] = {}
-    for name, pair in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
-        if str(name) in pairs:
-            raise FedCalError(f"two clients have the name {str(name)!r}: rename one")
-        pairs[check_shown(str(name))] = check_pair(name, pair)
-    if not pairs:
+    given = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
+    return {name: check_pair(name, given[key]) for name, key in keys_by_name(given).items()}
+
+
+def keys_by_name(clients: Mapping[Any, Any]) -> dict[str, Any]:
+    """The clients' names, which are texts, and the keys that users gave: numbers, perhaps."""
+    keys: dict[str, Any] = {}
+    for key in clients:
+        if str(key) in keys:
+            raise FedCalError(f"two clients have the name {str(key)!r}: rename one")
+        keys[check_shown(str(key))] = key
+    if not keys:
         raise FedCalError("no clients: give (logits, labels) of at least one")
-    return pairs
+    return keys
 
 
 def name_columns(classes: np.ndarray | None) -> tuple[Any, ...]:
@@ -73,7 +79,7 @@ def check_clients(clients: Any, probs: bool | None, classes: Any) -> tuple[dict[
 
 
 class Stream(Mapping[str, Samples]):
-    """A user's mapping of clients, read and checked again whenever a client is looked at; nothing is held.
+    """A user's mapping of clients, read and checked again whenever a client is looked at; nothing but names is held.
 
     The first client says what cannot be asked of all of them: the number of classes and, where labels are strings, which
     ones there are.
@@ -82,20 +88,22 @@ class Stream(Mapping[str, Samples]):
     def __init__(self, clients: Any, probs: bool | None = False, classes: Any = None) -> None:
         if not isinstance(clients, Mapping):
             raise FedCalError(f"a stream of clients must be a mapping from names, not {type(clients).__name__}")
-        if not len(clients):
-            raise FedCalError("no clients: give (logits, labels) of at least one")
-        self.clients, self.probs, first = clients, probs, next(iter(clients))
-        logits, labels = read_client(first, check_pair(first, clients[first]), 0, probs)
+        self.clients, self.probs, self.key_of = clients, probs, keys_by_name(clients)
+        first, key = next(iter(self.key_of.items()))
+        logits, labels = read_client(first, check_pair(first, clients[key]), 0, probs)
         self.width, self.suspect = logits.shape[1], look_like_probs(logits)
         named = classes is not None or labels.dtype.kind == "U"
         self.classes = find_classes([labels], self.width, classes) if named else None
 
     def __getitem__(self, name: str) -> Samples:
-        pair = read_client(check_shown(str(name)), check_pair(name, self.clients[name]), self.width, self.probs)
+        pair = read_client(name, check_pair(name, self.clients[self.key_of[name]]), self.width, self.probs)
         return label_client(name, *pair, self.classes)
 
+    def __contains__(self, name: object) -> bool:  # the one of Mapping would read the client
+        return name in self.key_of
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self.clients)
+        return iter(self.key_of)
 
     def __len__(self) -> int:
-        return len(self.clients)
+        return len(self.key_of)

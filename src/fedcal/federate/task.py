@@ -71,22 +71,6 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": trained, "metrics": MetricRecord(metrics)}), reply_to=message)
 
 
-class RecordedStrategy(CalibratedStrategy):
-    """A strategy that writes a run folder like the simulator's.
-
-    federation.json is written last, and the checkpoint deleted after it: whoever is killed before that can go on, and who
-    finds the file knows that the run is done.
-    """
-
-    state: Federation
-
-    def save(self, folder: str | Path) -> None:
-        """Write the run folder's files, then the strategy's own."""
-        self.state.model.load_state_dict(self._arrays.to_torch_state_dict())
-        write_run(Path(folder), self.state, self)
-        super().save(folder)
-
-
 def serve(grid: Grid, config: str, options: dict[str, Any], out: str) -> CalibratedStrategy:
     """Run the server: train, calibrate, measure, and write a run folder like the simulator's.
 
@@ -101,11 +85,13 @@ def serve(grid: Grid, config: str, options: dict[str, Any], out: str) -> Calibra
     """
     state, folder = federation(config), Path(out)
     inner = ExactFedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
-    strategy = RecordedStrategy(
+    strategy = CalibratedStrategy(
         inner, spec_of_run(state.config), n_classes=len(state.classes), seed=state.config.seed, n_bins=state.config.n_bins,
         folder=folder, nodes=len(state.clients), **strategy_options(options),
     )  # fmt: skip
-    strategy.state = state
+    # federation.json comes last, and then the checkpoint is deleted: whoever is killed before that can go on, and who finds
+    # the file knows that the run is done.
+    strategy.save_first = lambda: write_run(folder, state, strategy)
     strategy.start(grid, ArrayRecord(state.model.state_dict()), state.config.rounds, timeout=strategy.timeout)
     return strategy
 
@@ -122,19 +108,21 @@ def strategy_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_run(folder: Path, state: Federation, strategy: CalibratedStrategy) -> None:
-    """Write the run folder's files, of the nodes that took part in measuring.
+    """Write the run folder's files as the simulator does, of the nodes that took part in measuring.
 
     Args:
         folder: the run folder.
-        state: the federation, with the final model.
+        state: the federation, which gets the final model.
         strategy: at its end.
     """
+    state.model.load_state_dict(strategy.arrays.to_torch_state_dict())
     spec, classes = spec_of(strategy.server.plan.method), len(state.classes)
     strategy.scaler.save(folder / "scalers" / f"{file_name(spec)}.safetensors")
     # Results name clients and their label counts: of a private run, the strategy itself writes what may be shown.
     if strategy.server.privacy:
         return
-    here = [client for client in state.clients if client.name in strategy.report()["measured_by"]]
+    measured_by = strategy.report()["measured_by"]
+    here = [client for client in state.clients if client.name in measured_by]
     if strategy.secure:
         here = [together(ALL_NODES, here)]
     scalers = {"uncal": Server("uncal", classes).scaler, spec: strategy.scaler}

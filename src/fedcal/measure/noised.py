@@ -43,6 +43,4 @@ def noised_tally(losses: Array, table: Array, k: int, noise: float = 0.0) -> Tal
         reliability=Reliability(edges, count, hits, *(part.astype(np.int64) for part in limbs(confidence))),
         fine=Reliability(FINE, none, none, none, none),
         classes=np.zeros((k, 4, len(count)), np.int64),
-        hits=np.zeros(k, np.int64),
-        predicted=np.zeros(k, np.int64),
     )

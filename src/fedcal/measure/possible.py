@@ -1,6 +1,6 @@
 """What no samples can give: the conditions that a tally from a stranger satisfies.
 
-counts          whole numbers, not negative, that add up to n; correct ≤ top3 ≤ n; hits of a class at most its samples
+counts          whole numbers, not negative, that add up to n; correct ≤ top3 ≤ n
 confidences     in every bin between its edges; in all n / K … n; a sample's probabilities add up to 1
 sums            a squared error of at most 2 per sample; a loss that is not negative, and finite
 """
@@ -29,20 +29,18 @@ def contradiction(tally: Any) -> str:
         The reason in words; empty where the tally may be of samples.
     """
     n, k = tally.n, len(tally.classes)
+    if k < 2:
+        return f"{k} of at least two classes"
     slack = SLACK * (n + 1)
-    counts = (tally.classes[:, :2], tally.hits, tally.predicted)
-    if not 0 <= n <= MOST or any((part < 0).any() or (part > MOST).any() for part in counts):
+    counts = tally.classes[:, :2]
+    if not 0 <= n <= MOST or (counts < 0).any() or (counts > MOST).any():
         return "a count is negative, or more than there can be"
     if not all(map(math.isfinite, (tally.nll, tally.brier, tally.confidence))):
         return "a sum is not finite"
     if not 0 <= tally.correct <= tally.top3 <= n:
         return f"{tally.correct} correct and {tally.top3} among the first three, of {n} samples"
-    labels = tally.classes[:, 1].sum(axis=1)
-    whole = {"labels": labels.sum(), "predictions": tally.predicted.sum(), "hits": tally.hits.sum() + n - tally.correct}
-    if wrong := [name for name, total in whole.items() if total != n]:
-        return f"its {wrong[0]} do not add up to its samples"
-    if (tally.hits > np.minimum(labels, tally.predicted)).any():
-        return "a class has more hits than samples or predictions"
+    if tally.classes[:, 1].sum() != n:
+        return "its labels do not add up to its samples"
     for name, part in {"reliability": tally.reliability, "fine": tally.fine}.items():
         if why := odd_bins(part.edges, part.sums()[None], n):
             return f"{name!r} {why}"

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Array, Params, log_softmax
-from fedcal.base.checks import check_whole
 from fedcal.errors import FedCalError
 from fedcal.measure.metrics import rank_of_label, squared_error
 from fedcal.measure.possible import contradiction
@@ -25,7 +24,7 @@ from fedcal.measure.reliability import Reliability, blocks, class_sums, equal_wi
 # Fine bins for the equal-mass ECE: evenly spaced in log-odds from 1e-3 to 1 − 1e-9, dense where confidences are.
 FINE = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(np.log(1e-3), np.log(1e9), 1023))), [1.0]])
 
-PARTS = ("counts", "sums", "classes", "reliability", "fine", "classwise")  # of a tally as arrays
+PARTS = ("counts", "sums", "reliability", "fine", "classwise")  # of a tally as arrays
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,6 @@ class Tally:
     reliability: Reliability
     fine: Reliability
     classes: np.ndarray  # (K, 4, bins) each class's reliability sums
-    hits: np.ndarray  # (K,) samples of each class that were predicted right
-    predicted: np.ndarray  # (K,) samples predicted to be of each class
 
     @classmethod
     def of(cls, logits: Any, labels: Any, n_bins: int = 15) -> Tally:
@@ -76,8 +73,6 @@ class Tally:
             reliability=Reliability.of_top(confidence, correct, edges),
             fine=Reliability.of_top(confidence, correct, FINE),
             classes=class_sums(probs, labels, edges),
-            hits=np.bincount(labels[correct], minlength=logits.shape[1]),
-            predicted=np.bincount(logits.argmax(1), minlength=logits.shape[1]),
         )
 
     @property
@@ -114,28 +109,6 @@ class Tally:
             found["ece_low"], found["ece_high"] = top.interval()
         return found
 
-    def per_class(self, min_count: int = 0) -> dict[str, np.ndarray]:
-        """Each class's number of samples, recall (its accuracy), precision, and the ECE of its probability with its floor.
-
-        Args:
-            min_count: hide classes of fewer samples (all their values are NaN), and precisions of fewer predictions.
-
-        Returns:
-            (K,) values by name, NaN where they are not defined.
-        """
-        least = max(1, check_whole(min_count, "min_count", low=0))
-        shown = self.classwise
-        n = np.array([one.correct.sum() for one in shown])
-        shown = [one.disclosed(min_count) if min_count else one for one in shown]
-        seen = n >= min_count
-        return {
-            "n": np.where(seen, n, np.nan),
-            "recall": _ratio(self.hits, n, least),
-            "precision": np.where(seen, _ratio(self.hits, self.predicted, least), np.nan),
-            "ece": np.where(seen, [one.ece() for one in shown], np.nan),
-            "ece_floor": np.where(seen, [one.floor() for one in shown], np.nan),
-        }
-
     # --- on the wire -------------------------------------------------------------------------------------------
 
     def to_arrays(self) -> Params:
@@ -143,7 +116,6 @@ class Tally:
         return {
             "counts": np.array([self.n, self.correct, self.top3], np.int64),
             "sums": np.array([self.nll, self.brier, self.confidence]),
-            "classes": np.stack([self.hits, self.predicted]),
             "reliability": self.reliability.sums(),
             "fine": self.fine.sums(),
             "classwise": self.classes,
@@ -160,23 +132,18 @@ class Tally:
         wrong = [name for name in PARTS if name not in arrays or arrays[name].dtype != kind[name]]
         if wrong:
             raise FedCalError(f"not a tally: {wrong[0]!r} is missing or of another type")
-        counts, sums, classes, top, fine, each = (arrays[name] for name in PARTS)
-        k, bins = (classes.shape[-1], top.shape[-1]) if classes.ndim and top.ndim else (0, 0)
-        shapes = ((3,), (3,), (2, k), (4, bins), (4, len(FINE) - 1), (k, 4, bins))
+        counts, sums, top, fine, each = (arrays[name] for name in PARTS)
+        k, bins = (len(each), top.shape[-1]) if each.ndim and top.ndim else (0, 0)
+        shapes = ((3,), (3,), (4, bins), (4, len(FINE) - 1), (k, 4, bins))
         for name, shape in zip(PARTS, shapes, strict=True):
             if arrays[name].shape != shape:
                 raise FedCalError(f"not a tally: {name!r} has shape {arrays[name].shape}, not {shape}")
         (n, correct, top3), (nll, brier, confidence) = counts.tolist(), sums.tolist()
         bins_of = Reliability(equal_width(bins), *top), Reliability(FINE, *fine), each
-        tally = cls(n, correct, top3, nll, brier, confidence, *bins_of, classes[0], classes[1])
+        tally = cls(n, correct, top3, nll, brier, confidence, *bins_of)
         if why := contradiction(tally):
             raise FedCalError(f"not a tally: {why}")
         return tally
-
-
-def _ratio(part: np.ndarray, whole: np.ndarray, least: int) -> np.ndarray:
-    """part / whole, NaN where whole is under `least`."""
-    return np.where(whole >= least, part / np.maximum(whole, 1), np.nan)
 
 
 def pooled(tallies: list[Tally]) -> Tally:

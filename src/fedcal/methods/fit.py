@@ -17,7 +17,7 @@ import numpy as np
 from fedcal.base.arrays import Array, Params
 from fedcal.base.query import Query, contiguous
 from fedcal.base.seeds import stream_seed, torch_rng
-from fedcal.base.store import nest, unnest
+from fedcal.base.store import nest, unnest, unnest_each
 from fedcal.errors import FedCalError, counted, reason_of
 from fedcal.exact.solve import Program
 from fedcal.methods.robust import Robust, robust_mean
@@ -128,10 +128,9 @@ class AveragingFit(Fit):
         params = unnest("params", tensors)
         self.params = {name: params[name] for name in about["order"]}  # a file sorts them
         self.received = int(about["received"])
-        self.latest = {}
+        self.latest, parts = {}, unnest_each(unnest("latest", tensors))
         for number, (name, n, order) in enumerate(about["latest"]):
-            content = unnest(f"latest/{number}", tensors)
-            self.latest[name] = Update({key: content[key] for key in order}, n)
+            self.latest[name] = Update({key: parts[str(number)][key] for key in order}, n)
 
 
 class ExactFit(Fit):

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcal.base.arrays import tensors as tensors_of
 from fedcal.base.codec import check_finite
 from fedcal.base.schema import COUNT, Exactly, ListOf, MapOf, Number, Record, Text, Truth, Tuple, check
-from fedcal.base.store import nest, read_tensors, unnest, write_tensors
+from fedcal.base.store import nest, read_tensors, unnest_each, write_tensors
 from fedcal.errors import FedCalError, unknown
 from fedcal.monitor.alternatives import share_bounds, share_ratios
 from fedcal.monitor.batch import (
@@ -329,16 +329,16 @@ class Monitor:
         found.taken = {site: {name: (a, b, c) for name, a, b, c in of} for site, of in about["taken"].items()}
         if not set(found.taken) <= set(found.sites):
             raise FedCalError("a batch is of no site")
-        used = 0
+        used, parts = 0, unnest_each(tensors)
         for number, (site, null, samples, names) in enumerate(about["streams"]):
-            part = unnest(f"stream-{number}", tensors)
+            part = parts.get(f"stream-{number}", {})
             used += len(part)
             key = (site, Null(null))
             if key in found.streams or (site not in found.sites and key != (ALL, Null.CALIBRATION)):
                 raise FedCalError("a stream of evidence is of no site")
             found.streams[key] = Stream.of(key[1], len(found.classes), samples, names, part)
         for number, site in enumerate(found.sites):
-            if part := unnest(f"reference-{number}", tensors):
+            if part := parts.get(f"reference-{number}", {}):
                 used += len(part)
                 found._restore_reference(site, part)
         if used != len(tensors):

@@ -6,13 +6,12 @@ Every refusal is one line that names the client and the reason.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from fedcal.base.arrays import Params
+from fedcal.base.arrays import Array, Params
 from fedcal.base.query import Query, leaves, magnitude
 from fedcal.errors import FedCalError
 from fedcal.exact.prepared import Prepared
@@ -120,21 +119,22 @@ def outliers(replies: Mapping[str, Reply], additive: bool, known: Mapping[str, K
     declared = {name for name, of in known.items() if of.squares is not None}
     many = {
         name: f"{name} declares {spoke[name].n} samples, the others at most {others:g}"
-        for name, others in of_others({name: float(reply.n) for name, reply in spoke.items()}, max).items()
+        for name, others in of_others({name: float(reply.n) for name, reply in spoke.items()}, np.max).items()
         if not additive and spoke[name].n > FAR * max(1.0, others)
     }
     return many | {
         name: f"{name}'s reply reaches {sizes[name]:.3g}, the others' about {others:.3g}"
-        for name, others in of_others(sizes, max if additive else statistics.median).items()
+        for name, others in of_others(sizes, np.max if additive else np.median).items()
         if name not in declared and sizes[name] > FAR * max(1.0, others)
     }
 
 
-def of_others(sizes: Mapping[Who, float], usual: Callable[[list[float]], float]) -> dict[Who, float]:
+def of_others(sizes: Mapping[Who, float], usual: Callable[[Array], Any]) -> dict[Who, float]:
     """Return for each one what is usual of the others; nothing where there are no others."""
     if len(sizes) < 2:
         return {}
-    return {name: usual([v for k, v in sizes.items() if k != name]) for name in sizes}
+    values = np.array(list(sizes.values()))
+    return {name: float(usual(np.delete(values, i))) for i, name in enumerate(sizes)}
 
 
 # --- at a client ---------------------------------------------------------------------------------------------------------

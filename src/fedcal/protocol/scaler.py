@@ -26,7 +26,7 @@ from fedcal.base.checks import (
 from fedcal.base.features import check_features
 from fedcal.base.labels import check_classes
 from fedcal.base.logits import by_rows, ordered_softmax
-from fedcal.base.store import nest, read_tensors, unnest, write_tensors
+from fedcal.base.store import nest, read_tensors, unnest, unnest_each, write_tensors
 from fedcal.base.threads import one_thread
 from fedcal.errors import FedCalError, counted, error_context, unknown
 from fedcal.exact.head_samples import join
@@ -235,7 +235,7 @@ class Scaler:
         schema.check(about, SCALER_HEADER, "the scaler cannot be saved")  # nothing is written that `load` refuses
         tensors = nest("global", self.params)
         for client, personal in self.personal.items():
-            tensors |= nest(_under(client), personal)
+            tensors |= nest(f"personal/{_escaped(client)}", personal)
         write_tensors(Path(path), tensors, about, private)
 
     @classmethod
@@ -271,7 +271,8 @@ class Scaler:
         schema.check(about, SCALER_HEADER, "its header")
         n_classes, method, names = about["n_classes"], method_from_json(about), about["clients"]
         labels = tuple(check_classes(about["classes"], n_classes).tolist()) if about["classes"] else ()
-        params, personal = unnest("global", tensors), {client: unnest(_under(client), tensors) for client in names}
+        params, parts = unnest("global", tensors), unnest_each(unnest("personal", tensors))
+        personal = {client: parts.get(_escaped(client), {}) for client in names}
         check_params(method, params, n_classes)
         for client, part in personal.items():
             with error_context(f"client {client}"):
@@ -282,6 +283,6 @@ class Scaler:
         return cls(method, params, n_classes, personal, labels, about["probs"], federation=federation)
 
 
-def _under(client: str) -> str:
-    """Where a client's personal part stands; a slash in its name must not look like a step down."""
-    return f"personal/{client.replace('%', '%25').replace('/', '%2F')}"
+def _escaped(client: str) -> str:
+    """A client's name in those of its tensors; a slash in it must not look like a step down."""
+    return client.replace("%", "%25").replace("/", "%2F")

@@ -169,9 +169,8 @@ class Server:
             if check:
                 self._compare(dict(pairs))
                 check = False
-        self._round = _Round()
-        gathered = self.fit.gather(self._updates(pairs, check))
-        seen = self._round
+        seen = _Round()
+        gathered = self.fit.gather(self._updates(pairs, check, seen))
         if not seen.names and self.plan.method.additive:
             raise FedCalError("no samples to calibrate on: every client is empty; at least one needs some")
         if self.privacy and isinstance(request.query, PrivateQuery):
@@ -191,10 +190,10 @@ class Server:
         for reason in {} if self.privacy else outliers(replies, self.plan.method.additive, self.known).values():
             raise FedCalError(reason)
 
-    def _updates(self, pairs: Iterable[tuple[str, Reply]], check: bool) -> Iterator[tuple[str, Update]]:
-        """The replies that say something, one by one; what they tell of their clients is noted."""
+    def _updates(self, pairs: Iterable[tuple[str, Reply]], check: bool, seen: _Round) -> Iterator[tuple[str, Update]]:
+        """The replies that say something, one by one; what they tell of their clients is noted, here and in `seen`."""
         for name, reply in pairs:
-            if name in self._round.names:
+            if name in seen.names:
                 raise FedCalError(f"{name} replies twice in a round: give one reply of each client")
             if check:
                 self.check(name, reply)
@@ -203,7 +202,7 @@ class Server:
             if reply.privacy:
                 self.private[name] = reply.privacy
             if reply.content:
-                self._round.add(name, reply)
+                seen.add(name, reply)
                 yield name, Update(reply.content, reply.n)
 
     # --- clients that fall away, and the server itself ---------------------------------------------------------------------

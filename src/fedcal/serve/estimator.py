@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedcal.base.arrays import as_array
 from fedcal.base.checks import check_array
-from fedcal.base.labels import as_labels
+from fedcal.base.labels import as_labels, rows_of_each
 from fedcal.data.samples import name_clients
 from fedcal.errors import FedCalError, error_context
 from fedcal.methods import DEFAULT
@@ -190,7 +190,7 @@ class FederatedCalibrator(ClassifierMixin, BaseEstimator):
         sites = as_labels(groups, "groups")
         if len(sites) != len(labels):
             raise FedCalError(f"{len(sites)} groups for {len(labels)} rows: give one for each row")
-        return name_clients({name: (logits[sites == name], labels[sites == name]) for name in np.unique(sites)})
+        return name_clients({name: (logits[rows], labels[rows]) for name, rows in rows_of_each(sites).items()})
 
     def _options(self) -> dict[str, Any]:
         """The method's options, as `calibrate` takes them; it checks them."""

@@ -8,7 +8,7 @@ from typing import Any
 from fedcal.base.arrays import Params
 from fedcal.base.arrays import tensors as tensors_of
 from fedcal.base.schema import Anything, ListOf, MapOf, Number, Record, Text, Tuple, check
-from fedcal.base.store import nest, read_tensors, unnest, write_tensors
+from fedcal.base.store import nest, read_tensors, unnest, unnest_each, write_tensors
 from fedcal.errors import FedCalError
 from fedcal.protocol.valid import check_client_state
 from fedcal.simulate.config import MACHINE, SCHEMA
@@ -68,9 +68,9 @@ def load_checkpoint(path: Path, state: Federation) -> None:
 
 def _load_method(exchange: Exchange, kept: dict[str, Any], tensors: Params) -> None:
     """Put the server and the clients of a method back to where they were."""
+    parts = unnest_each(unnest("client", tensors))
     clients = {
-        client: {"about": of, "tensors": unnest(f"client/{i}", tensors)}
-        for i, (client, of) in enumerate(kept["clients"])
+        client: {"about": of, "tensors": parts.get(str(i), {})} for i, (client, of) in enumerate(kept["clients"])
     }
     for client in clients.values():
         check_client_state(client)

@@ -190,6 +190,6 @@ def far_losses(losses: Mapping[int, float]) -> dict[int, str]:
     """Find nodes that measure losses far beyond the others', with the reason."""
     return {
         node: f"it measures a loss of {losses[node]:.3g} per sample, the others at most {others:.3g}"
-        for node, others in of_others(losses, max).items()
+        for node, others in of_others(losses, np.max).items()
         if losses[node] > FAR * max(1.0, others)
     }

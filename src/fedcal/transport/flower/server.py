@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,10 +120,11 @@ class Nodes:
 
     def introduce(self, records: dict[int, Records]) -> None:
         """Note the names by which nodes call themselves, so that faults are entered under them."""
+        taken = {name: node for node, name in self.names.items()}
         for node, sent in sorted(records.items()):
             with suppress(FedCalError):
-                others = {name for other, name in self.names.items() if other != node}
-                self.names[node] = self._name(node, sent.get(REPLY), others)
+                name = self.names[node] = self._name(node, sent.get(REPLY), taken)
+                taken[name] = node
 
     def meet(self, records: dict[int, Records]) -> list[int]:
         """Note the names of nodes that only trained.
@@ -163,16 +164,17 @@ class Nodes:
     def read_each(self, records: dict[int, Records], read: Callable[[str, Any], T]) -> dict[int, T]:
         """Return what `read` makes of each node's reply; where it refuses one, that is logged."""
         found: dict[int, T] = {}
+        taken: dict[str, int] = {}
         for node, sent in sorted(records.items()):
             try:
-                taken = {self.names[other] for other in found}
                 name = self.names[node] = self._name(node, sent.get(REPLY), taken)
                 found[node] = read(name, sent[REPLY])
+                taken[name] = node
             except FedCalError as error:
                 self.blame(node, str(error))
         return found
 
-    def _name(self, node: int, record: Any, taken: Container[str]) -> str:
+    def _name(self, node: int, record: Any, taken: Mapping[str, int]) -> str:
         name = record.get("client") if record is not None else None
         if not isinstance(name, str):
             raise FedCalError(
@@ -180,7 +182,7 @@ class Nodes:
             )
         if not name.isprintable() or not 0 < len(name) <= LONGEST or name == POOLED:
             raise FedCalError(f"node {node} calls itself {name[:LONGEST]!r}, which cannot name a node")
-        if name in taken or self.names.get(node, name) != name:
+        if taken.get(name, node) != node or self.names.get(node, name) != name:
             raise FedCalError(f"node {node} calls itself {name}, which is another node's name")
         return name
 

@@ -117,7 +117,9 @@ class CalibratedStrategy(Strategy):
         self.evaluation: Evaluation | None = None  # of the nodes that share their scores
         self._interleaved = chosen.schedule == "interleaved"
         self._asked: set[int] = set()
-        self._arrays, self._sent = ArrayRecord(), Records()
+        self.arrays = ArrayRecord()  # the model
+        self.save_first: Callable[[], None] = lambda: None  # what else to write at the end, before what `save` does
+        self._sent = Records()
         self._before, self._round = 0, 0  # training rounds before this start, and since then
 
     @property
@@ -163,14 +165,14 @@ class CalibratedStrategy(Strategy):
         if self.checkpoint:
             self._before, arrays = self.checkpoint.load(initial_arrays, self.server, self.nodes)
         result = Result(arrays=arrays)
-        self._arrays, self._round = arrays, 0
+        self.arrays, self._round = arrays, 0
         wait_for_nodes(grid, self.wanted, self.patience)
         if num_rounds > self._before:
             evaluate = (lambda t, a: evaluate_fn(t + self._before, a)) if evaluate_fn else None
             view = PatientGrid(grid, self.nodes.present, math.inf)
             left = num_rounds - self._before
             result = super().start(view, arrays, left, timeout, train_config, evaluate_config, evaluate)
-            arrays = self._arrays = result.arrays = result.arrays or arrays
+            arrays = self.arrays = result.arrays = result.arrays or arrays
         nodes, limit = wait_for_nodes(grid, 1, self.patience), min(timeout, self.timeout)
 
         def after_round() -> None:
@@ -193,6 +195,7 @@ class CalibratedStrategy(Strategy):
             {**(result.evaluate_metrics_clientapp.get(num_rounds) or {}), **metrics}
         )
         if self.folder:
+            self.save_first()
             self.save(self.folder)
         return result
 
@@ -202,7 +205,7 @@ class CalibratedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the inner strategy's messages, with FedCal's records in them."""
-        self._arrays, self._round = arrays, server_round
+        self.arrays, self._round = arrays, server_round
         self.nodes.begin("training", self._trained)
         messages = self._configure(self.inner.configure_train, server_round, arrays, config, grid)
         self._asked = {message.metadata.dst_node_id for message in messages}
@@ -226,10 +229,10 @@ class CalibratedStrategy(Strategy):
             "up": sum(size(sent.values()) for sent in records.values()),
             "down": len(self._asked) * size(self._sent.values()),
             "model_up": sum(size(reply.content.array_records.values()) for reply in whole.values()),
-            "model_down": len(self._asked) * size([self._arrays]),
+            "model_down": len(self._asked) * size([self.arrays]),
         }
         self.nodes.introduce(records)
-        for node, reason in bad_models(whole, self._arrays, weight_of(self.inner)).items():
+        for node, reason in bad_models(whole, self.arrays, weight_of(self.inner)).items():
             self.nodes.blame(node, reason)
             del records[node]
         if self._interleaved:
@@ -241,7 +244,7 @@ class CalibratedStrategy(Strategy):
         outcome = self.inner.aggregate_train(server_round + self._before, [whole[node] for node in in_order])
         self.nodes.end(in_order, cost)
         if self.checkpoint:
-            self.checkpoint.save_training(self._trained, outcome[0] or self._arrays, self.server, self.nodes)
+            self.checkpoint.save_training(self._trained, outcome[0] or self.arrays, self.server, self.nodes)
         return outcome
 
     def configure_evaluate(
