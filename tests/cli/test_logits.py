@@ -343,7 +343,7 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "label too high": (npz(labels=Y + 1), CAL, "x.npz: labels must lie in 0..2: found 3"),
     "label negative": (npz(labels=Y - 1), CAL, "found -1"),
     "labels too few": (npz(labels=Y[:-1]), CAL, "149 labels for 150 rows"),
-    "pickled objects": (npz(logits=Z.astype(object)), CAL, "x.npz: damaged, or no .npz of plain arrays"),
+    "pickled objects": (npz(logits=Z.astype(object)), CAL, "x.npz: logits holds Python objects: save numbers ("),
     "not a zip": (text("hello", "x.npz"), CAL, "x.npz: damaged"),
     "cut short": (lambda: text(Path("siteA.npz").read_bytes()[:900], "x.npz")(), CAL, "x.npz: damaged"),
     "one array": (lambda: (np.save("x.npy", Z), Path("x.npy").rename("x.npz")), CAL, "a single array"),
