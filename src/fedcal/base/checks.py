@@ -29,7 +29,9 @@ from fedcal.errors import FedCalError, FedCalWarning, counted, reason_of, unknow
 SPREAD = 1e15
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
 SMALLEST = float(np.finfo(np.float32).tiny)  # a probability of 0 counts as this
-OURS = (str(Path(__file__).parents[1]), contextlib.__file__)  # whose frames are not the user's: ours, and decorators'
+# Whose frames are not the user's: ours, and decorators'.
+OURS = (str(Path(__file__).parents[1]), contextlib.__file__, str(Path(np.__file__).parent))
+ENOUGH = 1 << 14  # samples of a client, to tell whether its scores are swapped
 SURE = 4  # standard errors, from which on scores are called swapped
 FEW = 20  # of fewer scores, all may lie between 0 and 1 by chance
 MASK = 1e3  # how many times larger than the others a logit is that masks its class
