@@ -62,6 +62,7 @@ def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:
     return st.just({"patience": 2, "lr": 0.1} if method == "fed-op" else {})
 
 
+@pytest.mark.filterwarnings("ignore:scores of", "ignore:fed-ts. the fit ended")  # labels may follow the negative logits
 @pytest.mark.parametrize("method", LOGIT_METHODS)
 @settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None

@@ -60,6 +60,9 @@ def pairs() -> list[Any]:
     return found
 
 
+@pytest.mark.filterwarnings(
+    "ignore:scores of", "ignore:fed-ts. the fit ended"
+)  # logits of the wrong sign, or without errors
 @pytest.mark.parametrize(("variant", "name", "case"), pairs())
 def test_grid(variant: str, name: str, case: Case) -> None:
     method, options = VARIANTS[variant]

@@ -8,7 +8,7 @@ import torch
 
 import fedcal
 from fedcal import FedCalError, FedCalWarning, Reliability
-from fedcal.base.checks import as_logits, check_labels, look_like_probs, warn_of_masks
+from fedcal.base.checks import as_logits, check_labels, look_like_probs, warn_if_swapped, warn_of_masks
 
 RNG = np.random.default_rng(0)
 LOGITS = np.round(3 * RNG.normal(size=(200, 3)))  # whole numbers: every type holds them exactly
@@ -128,7 +128,7 @@ def test_probabilities_calibrate_as_their_logits_do(method, atol):
 
 def test_a_probability_of_zero_counts_as_the_smallest_float32():
     assert as_logits([[0.0, 1.0]], probs=True).tolist() == [[np.log(np.float64(np.finfo(np.float32).tiny)), 0.0]]
-    sure = fedcal.calibrate([(np.eye(3)[LABELS], LABELS)], "fed-ts", probs=True).predict_proba(np.eye(3))
+    sure = fedcal.calibrate([(np.eye(3)[LABELS], LABELS)], probs=True).predict_proba(np.eye(3))
     assert np.isfinite(sure).all()
 
 
@@ -219,6 +219,13 @@ def test_probabilities_taken_for_logits_are_told_once():
     assert issubclass(FedCalWarning, UserWarning)
 
 
+def test_a_client_of_one_class_says_nothing_of_the_order():
+    """Its sums are 0, or a rounding error to either side."""
+    for seed in range(20):
+        z = np.random.default_rng(seed).normal(size=(11, 3)).astype(np.float32)
+        warn_if_swapped([(z, np.full(11, seed % 3))], None)
+
+
 def test_no_warning_where_there_is_nothing_to_say():
     p = softmax(LOGITS)
     for clients in (
@@ -245,7 +252,7 @@ def test_masked_and_missing_values_are_refused():
         fedcal.calibrate([(np.ma.MaskedArray(z, mask=np.tile(mask, (3, 1))), y)], "fed-ts")
     with pytest.raises(FedCalError, match="labels have masked values"):
         fedcal.calibrate([(z, np.ma.MaskedArray(y, mask=mask))], "fed-ts")
-    assert fedcal.calibrate([(np.ma.MaskedArray(z, mask=False), y)], "fed-ts", probs=False).n_classes == 3
+    assert fedcal.calibrate([(np.ma.MaskedArray(z, mask=False), y)], "uncal", probs=False).n_classes == 3
     for labels in (["a", float("nan"), "b"], ["a", 3, "b"], ["a", None, "b"]):
         with pytest.raises(FedCalError, match="all numbers or all strings"):
             fedcal.calibrate([(z, labels)], "fed-ts", probs=False)
@@ -274,7 +281,7 @@ def test_masked_classes_are_warned_of(mask):
     logits = LOGITS.copy()
     logits[::3, 1] = mask
     with pytest.warns(FedCalWarning, match="if they mask classes, give them a value about 50 below"):
-        fedcal.calibrate([(logits, logits.argmax(1))], "fed-ts")
+        fedcal.calibrate([(logits, logits.argmax(1))], "uncal")
 
 
 @pytest.mark.parametrize(

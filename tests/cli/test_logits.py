@@ -180,6 +180,22 @@ def test_columns_in_another_order_than_the_sorted_labels(place: Path, capsys: py
     fedcal.calibrate([(z, names[y])], "fed-ts")
 
 
+def test_columns_in_another_order_than_numbered_labels(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """P(class 1) was written first: without a warning, most decisions would silently be the wrong ones."""
+    rng = np.random.default_rng(0)
+    p = 1 / (1 + np.exp(-2 * rng.normal(size=400)))
+    y, columns = (rng.random(400) < p).astype(int), np.stack([p, 1 - p], 1)
+    np.savez("x.npz", probs=columns, labels=y)
+    said = "for 1 more of 2 classes: the columns are taken for 0, 1 .label 0 is the first.; .*"
+    with pytest.warns(FedCalWarning, match=f"{said} pass classes="):
+        command(capsys, "calibrate x.npz --method fed-ts --out cal")
+    command(capsys, "server start srv --classes 2 --sites x")
+    with pytest.warns(FedCalWarning, match=f"{said} write the file"):
+        command(capsys, "client reply srv/request-0001.safetensors x.npz")
+    right = fedcal.calibrate([(columns, y)], "fed-ts", probs=True, classes=[1, 0])  # without a warning
+    assert 0.5 < right.params["temperature"] < 2
+
+
 def test_a_site_of_few_samples_is_told_that_they_do_not_count(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez("x.npz", logits=Z[:9], labels=Y[:9])
     command(capsys, "server start srv --classes 3 --sites x")
@@ -343,7 +359,7 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "label too high": (npz(labels=Y + 1), CAL, "x.npz: labels must lie in 0..2: found 3"),
     "label negative": (npz(labels=Y - 1), CAL, "found -1"),
     "labels too few": (npz(labels=Y[:-1]), CAL, "149 labels for 150 rows"),
-    "pickled objects": (npz(logits=Z.astype(object)), CAL, "x.npz: damaged, or no .npz of plain arrays"),
+    "pickled objects": (npz(logits=Z.astype(object)), CAL, "x.npz: logits holds Python objects: save numbers ("),
     "not a zip": (text("hello", "x.npz"), CAL, "x.npz: damaged"),
     "cut short": (lambda: text(Path("siteA.npz").read_bytes()[:900], "x.npz")(), CAL, "x.npz: damaged"),
     "one array": (lambda: (np.save("x.npy", Z), Path("x.npy").rename("x.npz")), CAL, "a single array"),

@@ -137,7 +137,7 @@ def test_sites_of_other_types_are_named_by_their_text() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "pickled labels": ({"labels": np.array(["a", None] * 2)}, "x.npz: damaged, or no .npz of plain arrays"),
+    "pickled labels": ({"labels": np.array(["a", None] * 2)}, "x.npz: labels holds Python objects"),
     "sites too few": ({"sites": np.array(["a"])}, "1 sites for 4 rows"),
     "site empty": ({"site": np.array(["a", "", "a", "a"])}, "sites must not be empty: row 1"),
     "site and client": ({"site": np.arange(4), "client": np.arange(4)}, "site and client mean the same"),

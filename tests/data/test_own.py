@@ -199,7 +199,7 @@ def test_parquet_keeps_whole_numbers(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("my.npz", {"x": X, "labels": Y}, "unknown array 'labels'"),
-        ("my.npz", {"x": np.array([{}], object), "y": Y}, "damaged, or no .npz of plain arrays"),
+        ("my.npz", {"x": np.array([{}], object), "y": Y}, "x holds Python objects"),
         ("my.csv", "label,client\n1,a\n", "there is no feature among them"),
         ("my.csv", "a,b\n1,2\n", "no labels: add a column `label`"),
         ("my.csv", "a,label\nred,1\n", "row 1 below the header, column a: 'red' is not a number"),

@@ -183,6 +183,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:fed-ts. the fit ended", "ignore:scores of")
 @pytest.mark.parametrize("case", DEGENERATE)
 @pytest.mark.parametrize("name", [name for name in LOGIT_METHODS if METHODS[name].additive])
 def test_degenerate_federations_stay_sane(name, case):
@@ -193,6 +194,14 @@ def test_degenerate_federations_stay_sane(name, case):
     assert torch.isfinite(probs).all() and torch.allclose(probs.sum(1), torch.ones(len(probs), dtype=torch.float64))
     probs = fitted.predict_proba(logits, client=0)
     assert torch.isfinite(probs).all()
+
+
+def test_a_temperature_at_its_lower_limit_is_told():
+    """20 samples without an error: only with the warning can a user know that the probabilities are now 0 and 1."""
+    logits, labels = (torch.as_tensor(of) for of in DEGENERATE["all right"])
+    with pytest.warns(fedcal.FedCalWarning, match="ended at 0.05, the lowest temperature") as told:
+        fedcal.calibrate([(logits[:20], labels[:20])], "fed-ts")
+    assert [one.filename for one in told] == [__file__]
 
 
 def test_a_thousand_clients_of_one_sample():

@@ -114,7 +114,8 @@ def test_ties_and_certain_models():
     scaler = fedcal.calibrate([(x, y)], "fed-ts", alpha=0.1)
     assert scaler.predict_set(np.zeros((5, 3))).all()
     sure = 50 * np.eye(3)[y]
-    scaler = fedcal.calibrate([(sure, y)], "fed-ts", alpha=0.1)
+    with pytest.warns(FedCalWarning, match="the lowest temperature"):
+        scaler = fedcal.calibrate([(sure, y)], "fed-ts", alpha=0.1)
     assert scaler.predict_set(sure).sum() == 100
 
 

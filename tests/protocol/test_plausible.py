@@ -49,6 +49,7 @@ def check(claim: Claim) -> None:
     exponent=st.sampled_from([-300, -100, -8, -2, 0, 1, 5, 8]),
     seed=st.integers(0, 99),
 )
+@pytest.mark.filterwarnings("ignore:fed-ts. the fit ended")
 @pytest.mark.parametrize("name", ADDITIVE)
 def test_honest_replies_pass(name: str, sizes: list[int], k: int, exponent: int, seed: int) -> None:
     """Of every additive method, at any scale of the logits."""
@@ -56,6 +57,7 @@ def test_honest_replies_pass(name: str, sizes: list[int], k: int, exponent: int,
         check(claim)
 
 
+@pytest.mark.filterwarnings("ignore:fed-ts. the fit ended")
 @pytest.mark.parametrize("scale", [1e5, 1e8])
 @pytest.mark.parametrize("name", ["fed-ts", "fed-bias", "fed-vector", "fed-matrix"])
 def test_large_logits_are_honest(name: str, scale: float) -> None:

@@ -32,6 +32,7 @@ def spec_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", LOGIT_METHODS)
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.filterwarnings("ignore:fed-ts. the fit ended")
 def test_what_every_method_fits_is_valid(name: str, scale: float) -> None:
     clients = {"a": (scale * LOGITS[:120], LABELS[:120]), "b": (scale * LOGITS[120:], LABELS[120:])}
     fitted = fedcal.calibrate(clients, spec_of(name), probs=False)

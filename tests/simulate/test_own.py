@@ -86,6 +86,7 @@ def test_a_single_client_and_clients_without_test_samples() -> None:
     assert results["data"]["test_counts"][-1] == [0, 0] and results["data"]["cal_counts"][-1] == [0, 0]
 
 
+@pytest.mark.filterwarnings("ignore:fed-ts. the fit ended")
 def test_images_and_a_module_that_is_given_itself() -> None:
     rng = np.random.default_rng(0)
     y = rng.integers(2, size=80)
@@ -191,6 +192,7 @@ class Late(nn.Module):
         return self.out(x)
 
 
+@pytest.mark.filterwarnings("ignore:fed-ts. the fit ended")
 def test_a_model_that_ends_in_a_softmax_is_said_to() -> None:
     with pytest.warns(FedCalWarning, match="seems to give probabilities .*; leave out its last softmax"):
         trained("auto", patients(100), lambda: nn.Sequential(nn.Linear(5, 2), nn.Softmax(1)))

@@ -30,7 +30,9 @@ from fedcal.errors import FedCalError, FedCalWarning, counted, reason_of, unknow
 SPREAD = 1e15
 ROW_SUM_TOLERANCE = 1e-2  # float16 probabilities over 1 000 classes still add up to 1 within this
 SMALLEST = float(np.finfo(np.float32).tiny)  # a probability of 0 counts as this
-OURS = (str(Path(__file__).parents[1]), contextlib.__file__)  # whose frames are not the user's: ours, and decorators'
+# Whose frames are not the user's: ours, and decorators'.
+OURS = (str(Path(__file__).parents[1]), contextlib.__file__, str(Path(np.__file__).parent))
+ENOUGH = 1 << 14  # samples of a client, to tell whether its scores are swapped
 SURE = 4  # standard errors, from which on scores are called swapped
 FEW = 20  # of fewer scores, all may lie between 0 and 1 by chance
 MASK = 1e3  # how many times larger than the others a logit is that masks its class
@@ -219,34 +221,33 @@ def warn_if_swapped(samples: Iterable[tuple[Array, Array]], classes: np.ndarray 
     Args:
         samples: each client's (N, K) logits and columns. Clients are compared within themselves: they may differ in
             both scores and label distribution.
-        classes: the label of each column.
-        named: whether a federation's server or the user named them; else they are the sorted labels.
+        classes: the label of each column; None where labels are the columns' numbers.
+        named: whether the order is a federation's or the user's; else they are the sorted labels or their numbers.
     """
-    if classes is None or classes.dtype.kind != "U":
+    if classes is not None and classes.dtype.kind != "U":
         return
-    k = len(classes)
-    agree, squares = np.zeros(k), np.zeros(k)  # of each class's probability with its label
+    agree, squares = np.zeros(()), np.zeros(())  # of each class's probability with its label
     for logits, columns in samples:
         if len(columns):
-            p = softmax(logits, 1)  # not logits: no sample counts for too much
+            every, k = -(-len(columns) // ENOUGH), logits.shape[1]
+            p, columns = softmax(logits[::every], 1), columns[::every]  # not logits: no sample counts for too much
             p = p - p.mean(0)
             its = p[np.arange(len(p)), columns]
             share = np.bincount(columns, minlength=k) / len(p)
-            agree += np.bincount(columns, its, k) - share * p.sum(0)  # the sum is 0 but for rounding
-            squares += share**2 * (p**2).sum(0) + (1 - 2 * share) * np.bincount(columns, its**2, k)
-    wrong = np.flatnonzero(agree < -SURE * np.sqrt(squares))
+            agree = agree + np.bincount(columns, its, k) - share * p.sum(0)  # the sum is 0 but for rounding
+            squares = squares + share**2 * (p**2).sum(0) + (1 - 2 * share) * np.bincount(columns, its**2, k)
+    wrong = np.flatnonzero(agree < -SURE * np.sqrt(np.maximum(squares, 0)))  # of one class alone: 0 but for rounding
     if len(wrong) < 2:  # another order moves at least two
         return
-    first, second = map(str, classes[wrong[:2]])
-    if named or k > 2:
-        source, advice = (
-            ("so the classes were named", "write the file's in this order")
-            if named
-            else ("labels were sorted", "pass classes=[…] (--classes …) in that order")
-        )
+    k, numbered = agree.size, classes is None
+    names = np.arange(k).astype(str) if classes is None else classes
+    first, second = names[wrong[:2]].tolist()
+    if named or numbered or k > 2:
+        source = "label 0 is the first" if numbered else "so the classes were named" if named else "labels were sorted"
+        advice = "write the file's in this order" if named else "pass classes=[…] (--classes …) in that order"
         warn_user(
             f"scores of {first!r} are lower where the label is {first!r}, and so for {len(wrong) - 1} more of {k} classes: "
-            f"the columns are taken for {listed(classes)} ({source}); if your model's are in another order, {advice}"
+            f"the columns are taken for {listed(names)} ({source}); if your model's are in another order, {advice}"
         )
     else:
         warn_user(

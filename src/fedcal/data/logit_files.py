@@ -156,8 +156,10 @@ def read_site(
     labels = None if rows.labels is None else _columns(path, rows, classes, check_labels_alone)
     if labels is not None and classes is not None:
         warn_if_swapped([(rows.logits, labels)], np.asarray(classes), named=True)
-    elif labels is not None and rows.logits.shape[1] == 2:
-        warn_if_swapped([(rows.logits, labels)], np.unique(_labelled(path, rows)))
+    elif labels is not None:
+        found = np.unique(_labelled(path, rows))
+        words = found.dtype.kind == "U"
+        warn_if_swapped([(rows.logits, labels)], found if words else None, named=not words)
     sites = rows.by_site(name or path.stem)
     if name is not None and name not in sites:
         raise FedCalError(f"{path}: {unknown('site', name, sites)}")

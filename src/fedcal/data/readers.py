@@ -146,6 +146,8 @@ def _array_bytes(archive: zipfile.ZipFile, name: str) -> int:
             raise FedCalError(f"{name}: not an array of numbers or strings")
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = read(file)
+    if dtype.hasobject:  # as pandas gives for a column of words
+        raise FedCalError(f"{name} holds Python objects: save numbers (.astype(float)) or text (.astype(str))")
     count = 1
     for length in shape:
         count *= int(length)

@@ -1,7 +1,4 @@
-"""Certificates of the server and keys of the nodes, for a federation on this machine.
-
-For real machines, see docs/deploy.md: the same, with the server's name in its certificate.
-"""
+"""Certificates of the server and keys of the nodes: for a federation on this machine, or on several (docs/deploy.md)."""
 
 from __future__ import annotations
 
@@ -17,27 +14,33 @@ from cryptography.x509.oid import NameOID
 from fedcal.base.store import write_bytes
 
 DAYS = 30
+# Python 3.13 refuses an authority that does not say what its key is for, and certificates without key identifiers.
+CA_USAGE = x509.KeyUsage(False, False, False, False, False, True, False, False, False)  # only to sign certificates
 
 
-def write_certificates(folder: Path, address: str) -> None:
+def write_certificates(folder: str | Path, address: str) -> None:
     """Write ca.crt, server.pem and server.key, for this user alone. The key of the certificate authority is not kept.
 
     Args:
         folder: where to.
-        address: of the server, a number.
+        address: the server's name or IP address.
     """
+    folder = Path(folder)
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     issuer = _name("FedCal test authority")
     ca = (
         _certificate(issuer, issuer, authority)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(CA_USAGE, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
         .sign(authority, hashes.SHA384())
     )
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(address))]
+    names = [x509.DNSName("localhost"), _alternative_name(address)]
     certificate = (
         _certificate(_name("FedCal SuperLink"), issuer, server)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
         .sign(authority, hashes.SHA384())
     )
     pem = serialization.Encoding.PEM
@@ -58,6 +61,13 @@ def write_node_key(path: Path) -> None:
     write_bytes(path, key.private_bytes(*form), private=True)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     write_bytes(path.with_name(path.name + ".pub"), public + b"\n", private=True)
+
+
+def _alternative_name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
 
 
 def _name(words: str) -> x509.Name:

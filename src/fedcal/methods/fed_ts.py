@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from fedcal.base.arrays import Params
+from fedcal.base.checks import warn_user
 from fedcal.exact.private import fit_privately
 from fedcal.exact.queries import Slope
 from fedcal.exact.solve import Program
-from fedcal.exact.temperature import T_MAX, T_MIN, temperature, temperature_search
+from fedcal.exact.temperature import T_MAX, T_MIN, TemperatureFit, temperature, temperature_search
 from fedcal.methods.fed_linear import private_fit_stages
 from fedcal.methods.method import Additive, Stage
 
@@ -37,7 +38,13 @@ class FedTS(Additive):
             try:
                 b = search.send((slope, curvature))
             except StopIteration as finished:
-                return {"temperature": np.array(finished.value.temperature)}
+                fit: TemperatureFit = finished.value
+                if fit.at_bound and fit.temperature < 1:
+                    warn_user(
+                        f"fed-ts: the fit ended at {T_MIN:g}, the lowest temperature (too few samples, a single class, or no "
+                        "errors among them): probabilities may be far too extreme. Use fedcal-plus, or more samples"
+                    )
+                return {"temperature": np.array(fit.temperature)}
 
     def private_program(self, n_classes: int, clip: float | None) -> Program:
         limits = 1 / T_MAX, 1 / T_MIN
