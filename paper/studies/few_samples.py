@@ -78,7 +78,7 @@ def main() -> None:
     with ProcessPoolExecutor(args.jobs) as pool:
         found = dict(zip(args.paths, pool.map(measure, args.paths, [args.draws] * len(args.paths)), strict=True))
     of = {path.name if path.is_dir() else path.stem: rows for path, rows in found.items()}
-    write(args.out, {"machine": machine(), "draws": args.draws, "federations": of}, depth=2)
+    write(args.out, {"machine": machine(), "draws": args.draws, "federations": of})
     tables = [
         table([row for rows in some for row in rows], f"{kind}, {len(some)} federations")
         for kind in ("10 classes", "100 classes")

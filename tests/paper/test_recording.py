@@ -10,7 +10,7 @@ from fedcal import Config
 from paper import cells, logits
 from paper.recording import Recording
 from paper.results import read
-from paper.studies import few_rounds
+from paper.studies import few_rounds, few_samples
 
 CELL = Config(data="digits", model="mlp", clients=4, clients_per_round=2, rounds=3, epochs=1, beta=0.5)
 NAMES = ("uncal", "val-ts", "fed-ts", "fedcal", "fedcal-literal")
@@ -68,6 +68,22 @@ def test_parts_of_the_calibration_samples_are_disjoint_and_test_samples_stay_clo
     monkeypatch.setattr(logits, "read", lambda path: (cal, None))
     found = few_rounds.measure(folders[0], parts=2)["fedcal-plus"]
     assert 0 < found["global"]["ece"] < 1 and len(found["family"]) == 2
+
+
+def test_few_samples_are_measured_on_all_others(recorded, monkeypatch):
+    _, folders, _, _ = recorded
+    cal, _ = logits.read(folders[0])
+    monkeypatch.setattr(few_samples, "SIZES", (50,))
+    (row,) = few_samples.measure(folders[0], draws=1)
+    n = sum(len(y) for _, y in cal.values())
+    few, others = logits.deal(cal, max(2, round(n / 50)), 0)
+    assert row["n"] == sum(len(y) for _, y in few.values()) < n
+    z, y = (torch.cat([pair[i] for pair in others.values()]) for i in (0, 1))
+    fitted = fedcal.calibrate(few, "fedcal-plus")
+    for name, scores in (("uncal", z), ("fedcal-plus", torch.as_tensor(fitted.apply(z)))):
+        assert row[name] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, y)), abs=1e-9)
+    (line,) = few_samples.table([row], "digits").rows
+    assert line[:2] == [50, 1] and line[-2].startswith(f"{row['uncal'] - row['fedcal-plus']:.3f}, ")
 
 
 def test_a_second_time_nothing_is_done_again(recorded, monkeypatch):
