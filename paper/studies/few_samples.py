@@ -40,6 +40,7 @@ def measure(path: Path, draws: int) -> list[dict[str, Any]]:
 
 
 def fits(few: Split, others: Split, size: int) -> dict[str, Any]:
+    """Every method fitted on the few samples, and its NLL on the others."""
     row: dict[str, Any] = {"size": size, "n": sum(len(labels) for _, labels in few.values())}
     row["uncal"] = nll(others, lambda logits, _: logits)
     scalers = {name: fedcal.calibrate(few, spec) for name, spec in METHODS.items()}

@@ -190,7 +190,7 @@ def test_no_family_is_chosen_that_is_right_less_often_than_the_temperature(hits,
 @pytest.mark.parametrize(
     ("seen", "errors", "chosen"), [(140.0, 2.5, "matrix"), (2.0, 2.5, "bias"), (2.0, 3.5, "matrix")]
 )
-def test_a_map_that_has_learnt_its_samples_by_heart_needs_more_evidence(seen, errors, chosen, monkeypatch):
+def test_a_map_that_has_memorised_its_samples_needs_more_evidence(seen, errors, chosen, monkeypatch):
     losses = np.array([2.0, 1.8, 1.8])[:, None] + 0.01 * np.random.default_rng(0).normal(size=(3, 100))
     noise = np.random.default_rng(1).normal(size=100)
     losses[2] = losses[1] - 0.5 * (
@@ -199,7 +199,7 @@ def test_a_map_that_has_learnt_its_samples_by_heart_needs_more_evidence(seen, er
     assert chosen_of(losses, [50.0, 50.0, 50.0], seen, monkeypatch) == chosen
 
 
-def test_a_map_that_has_learnt_few_samples_by_heart_is_not_served():
+def test_a_map_that_has_memorised_few_samples_is_not_served():
     """Out of fold, a weakly shrunk matrix had 0.06 nats less than a strongly shrunk one. On others it had 0.14 more."""
     rng = np.random.default_rng(3)
     confused = rng.normal(size=(10, 10)) * 1.5

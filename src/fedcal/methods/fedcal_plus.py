@@ -3,7 +3,7 @@
 1. A linear map of the logits. Its family (temperature, bias, vector, matrix) and ridge are chosen by the summed
    out-of-fold NLL, folds lying inside each client. Each family is shrunk towards a temperature, and what it shares with a
    smaller one no more than that one (`stages.prior_of`). Leaving the temperature, which may move the argmax, takes a gain
-   of two standard errors; a larger family takes one more, and a map that has learnt its samples by heart three. No map is
+   of two standard errors; a larger family takes one more, and a map that has memorised its samples three. No map is
    chosen that is right less often than the temperature.
 2. A map of the top confidence: a mean of several, fitted on the chosen map's out-of-fold confidences (`stages.average_map`).
 3. The clients' label distributions: what a client needs to shift the posterior to its own (prior_shift.py).
@@ -44,7 +44,7 @@ from fedcal.methods.fed_linear import first_stage, fit_stages, private_fit_stage
 from fedcal.methods.method import Additive, Stage, option
 
 MATRIX_MAX_CLASSES = 200  # beyond, a matrix has over 40 000 parameters and is not tried
-BY_HEART = 4.0  # a map whose loss on samples that it has not seen is so many times that on those it has
+MEMORISED = 4.0  # a map whose loss out of fold is over so many times that in sample has memorised its samples
 MIN_SAMPLES = 50  # fewer cannot be cross-fitted: a shrunk temperature is all they can carry
 
 
@@ -187,16 +187,15 @@ def choose_family(
     scores = yield from score(tried, clients)
     large = {family for family, of in ridges.items() if is_large(family, len(of), clients.k)}
     left = [0.0 if of.family in large else of.left for of in tried]  # large ones go on for few steps, and change little
-    by_heart = [i for i, of in enumerate(tried) if i and float(scores.total[i]) > BY_HEART * of.fit.loss]
-    turns = [
-        [i for i, of in enumerate(tried) if of.family == family and i not in by_heart] for family in tuple(ridges)[1:]
-    ]
+    memorised = [i for i, of in enumerate(tried) if i and float(scores.total[i]) > MEMORISED * of.fit.loss]
+    others = [i for i in range(1, len(tried)) if i not in memorised]
+    by_family = [[i for i in others if tried[i].family == family] for family in ridges]
     chosen = 0
-    for some in filter(None, (*turns, by_heart)):
+    for some in filter(None, (*by_family, memorised)):
         best = min(some, key=lambda i: float(scores.total[i]) + left[i])
         gain, error = scores.paired(chosen, best)
         gain -= left[best] / clients.n  # what its fits had still to gain counts against it
-        errors = 3 if best in by_heart else 2 if chosen == 0 else 1
+        errors = 3 if best in memorised else 2 if chosen == 0 else 1
         as_right = float(scores.hits[best]) >= float(scores.hits[0])
         if gain > max(0.0, errors * error) and as_right:
             chosen = best

@@ -95,7 +95,7 @@ class Client:
         self.samples, self.policy = samples, policy
         self.privacy = privacy or (policy.privacy if policy else None)
         self.talk = Talk()  # what it has replied to, where it has a policy
-        self._size: float | None = None  # of its logits, once that is needed
+        self._sizes: dict[bool, float] = {}  # of its logits, once that is needed: for requests without and with privacy
         if self.privacy:
             self.privacy.check(self.method)
             self.privacy.check_own()
@@ -270,14 +270,14 @@ class Client:
         talk = self.policy.after(self.talk, request, self.method, query.k if private else logits.shape[1])
         if private and self.privacy:  # its own noise protects it, and a refusal would reveal the size of its logits
             return talk
-        if self._size is None:  # of fewer than min_count samples, no refusal may depend on their size
-            size_of = usual_logit_size if private else logit_size  # a federation is private to its end, or not at all
-            self._size = size_of(logits) if n >= self.policy.min_count else 0.0
+        if private not in self._sizes:  # of fewer than min_count samples, no refusal may depend on their size
+            size_of = usual_logit_size if private else logit_size
+            self._sizes[private] = size_of(logits) if n >= self.policy.min_count else 0.0
         try:
             if private:
-                check_private_bounds(query, self._size, self.method)
+                check_private_bounds(query, self._sizes[private], self.method)
             else:
-                check_bounds(query, self._size, logits.shape[1], self.samples)
+                check_bounds(query, self._sizes[private], logits.shape[1], self.samples)
                 check_set_query(self.method, query, logits.shape[1])
         except FedCalError:
             # Such a refusal may depend on the samples, is not masked and costs the server nothing: by many of them it could
